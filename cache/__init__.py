@@ -1,0 +1,1 @@
+"""Embedding cache: keys, pages, pinned pool, controller, stores and KV pools."""

@@ -1,0 +1,1 @@
+"""KV pools of the embedder: paged, and one that allocates nothing."""

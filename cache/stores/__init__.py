@@ -1,0 +1,1 @@
+"""Stores behind the embedding cache, one file per backend."""

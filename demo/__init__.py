@@ -1,0 +1,1 @@
+"""The demo checkpoint, the synthetic pictures it was trained on, and the program that trains it."""

@@ -1,0 +1,127 @@
+"""The first stage: pictures in, rows in the store."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from epd.cache.controller import Handle
+from epd.cache.types import MediaGrid, MediaKey
+from epd.deployments.batching import TokenBatcher
+from epd.deployments.messages import EncodeReply, MediaMessage, RowsMessage
+from epd.deployments.settings import Settings
+from epd.deployments.stage import open_cache, open_model, rows_to_bytes
+from epd.models.errors import InvalidItem
+from epd.models.images import ImagePreprocessor
+
+Picture = tuple[torch.Tensor, MediaGrid]
+
+
+class Encoder:
+    """Owns the vision tower and one embedding cache. Holds no language weight.
+
+    Calls are idempotent: a key that is being encoded, or lies in the pool, is not encoded again.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        model = open_model(settings)
+        self._images = ImagePreprocessor(model.checkpoint, max_pixels=settings.limits.max_image_pixels)
+        self._tower = model.family.load_encoder(model.checkpoint, model.dtype, model.device)
+        self._merge_size = model.family.merge_size
+        self._cache = open_cache(settings.encoder, settings.store, model)
+        self._cpu = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="decode")
+        self._batcher: TokenBatcher[Picture, torch.Tensor] = TokenBatcher(
+            self._encode_batch,
+            max_tokens=settings.encoder.max_batch_tokens,
+            max_items=settings.encoder.max_batch_items,
+            max_queued_tokens=settings.encoder.max_queued_tokens,
+            name="encode",
+        )
+        self._closed = False
+
+    async def encode(self, media: Sequence[MediaMessage]) -> EncodeReply:
+        """Encodes what the pool does not hold, publishes all, and says what became of each picture.
+
+        A picture that cannot be read fails alone. Raises Overloaded when the queue is full.
+        """
+        distinct = list({message.key: message for message in media}.values())
+        # Every picture runs to its end before an error leaves, so that none is cut off mid-way by another's.
+        outcomes = await asyncio.gather(*map(self._encode_one, distinct), return_exceptions=True)
+        published: list[str] = []
+        direct: dict[str, RowsMessage] = {}
+        failed: dict[str, str] = {}
+        for message, outcome in zip(distinct, outcomes, strict=True):
+            if isinstance(outcome, InvalidItem):
+                failed[message.key] = str(outcome)
+            elif isinstance(outcome, BaseException):
+                raise outcome
+            elif outcome is None:
+                published.append(message.key)
+            else:
+                direct[message.key] = outcome
+        return EncodeReply(tuple(published), direct, failed)
+
+    async def stats(self) -> dict[str, Any]:
+        """Counters of this replica since it started."""
+        return {
+            "encodes": self._batcher.num_items,
+            "batches": self._batcher.num_batches,
+            "encoded_tokens": self._batcher.num_tokens,
+            "queued_tokens": self._batcher.queued_tokens,
+            "cache": self._cache.stats(),
+            "pid": os.getpid(),
+        }
+
+    async def ready(self) -> None:
+        """Answers when the replica can serve."""
+
+    async def check_health(self) -> None:
+        self._cache.check_integrity()
+
+    def __del__(self) -> Awaitable[None] | None:
+        if getattr(self, "_closed", True):
+            return None
+        self._closed = True
+        return self._close()
+
+    async def _close(self) -> None:
+        await self._batcher.close()
+        self._cpu.shutdown()
+        await self._cache.close()
+
+    async def _encode_one(self, message: MediaMessage) -> RowsMessage | None:
+        """None when the picture's rows are in the store, else the rows themselves."""
+        grid = MediaGrid(*message.grid)
+        handle = await self._obtain(MediaKey.parse(message.key), grid, message.data)
+        try:
+            if (await self._cache.publish([handle]))[handle.key]:
+                return None
+            return RowsMessage(message.grid, rows_to_bytes(self._cache.rows(handle)))
+        finally:
+            self._cache.release([handle])
+
+    async def _obtain(self, key: MediaKey, grid: MediaGrid, data: bytes) -> Handle:
+        """A pin on the picture's rows, encoded now unless the pool holds them."""
+        num_tokens = grid.num_tokens(self._merge_size)
+        handles, ticket = await self._cache.acquire_one(key, grid, num_tokens)
+        if ticket is None:
+            return handles
+        try:
+            loop = asyncio.get_running_loop()
+            patches, found = await loop.run_in_executor(self._cpu, self._images.patches, data)
+            if found != grid:
+                raise InvalidItem(f"the picture's grid is {found}, its header promised {grid}")
+            rows = await self._batcher.submit((patches, grid), num_tokens)
+            return await self._cache.fill(ticket, rows)
+        except BaseException:
+            self._cache.abandon([ticket])
+            raise
+
+    def _encode_batch(self, batch: Sequence[Picture]) -> Sequence[torch.Tensor]:
+        patches, grids = zip(*batch, strict=True)
+        return self._tower.encode(list(patches), list(grids))

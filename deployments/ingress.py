@@ -1,0 +1,108 @@
+"""The edge: parses requests, names pictures, and leads each request through both stages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from ray.serve.handle import DeploymentHandle
+
+from epd.deployments.clients import RayEmbedderClient, RayEncoderClient, call
+from epd.deployments.errors import EPDError, StageUnavailable
+from epd.deployments.http import EmbeddingRequest
+from epd.deployments.items import Item, parse_input
+from epd.deployments.preparation import ItemPreparer
+from epd.deployments.service import Embedded, EmbeddingService
+from epd.deployments.settings import Settings
+from epd.deployments.stage import open_model
+from epd.models.images import ImagePreprocessor
+
+# Longest that /health and /info wait for a stage.
+_STATUS_TIMEOUT_S = 5.0
+
+
+class Ingress:
+    """Holds no weights: the tokenizer, the picture headers' arithmetic, and handles of the stages.
+
+    encoder: None for a model that takes text only. store: the managed store's deployment, or None.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        embedder: DeploymentHandle,
+        encoder: DeploymentHandle | None = None,
+        store: DeploymentHandle | None = None,
+    ) -> None:
+        self.served_name = settings.model.served_name
+        self.max_body_bytes = settings.limits.max_body_bytes
+        self._settings = settings
+        self._stages = {"embedder": embedder, "encoder": encoder, "store": store}
+        model = open_model(settings)
+        images = None
+        if encoder is not None:
+            images = ImagePreprocessor(model.checkpoint, max_pixels=settings.limits.max_image_pixels)
+        preparer = ItemPreparer(
+            model.family.make_prompt(model.checkpoint), images, model.namespace(images), settings.limits
+        )
+        self._service = EmbeddingService(
+            preparer,
+            RayEncoderClient(encoder) if encoder is not None else None,
+            RayEmbedderClient(embedder),
+            hidden_size=model.family.hidden_size,
+            request_timeout_s=settings.limits.request_timeout_s,
+        )
+        self._model_info = {
+            "name": self.served_name,
+            "type": model.checkpoint.model_type,
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "device": model.device.type,
+            "dimensions": model.family.hidden_size,
+        }
+
+    async def embed(
+        self,
+        items: object,
+        dimensions: int | None = None,
+        instruction: str | None = None,
+        cache_salt: str | None = None,
+    ) -> npt.NDArray[np.float32]:
+        """The handle API: vectors `[len(items), dimensions]` of a list of items, in order.
+
+        Items are strings or `{"text", "image", "instruction"}` or `{"content": [...]}`, with images as
+        bytes, data URIs or base64. Raises RequestError for the caller's mistakes.
+        """
+        parsed = await asyncio.to_thread(self._parse, items, instruction)
+        return (await self._service.embed(parsed, dimensions, cache_salt)).vectors
+
+    async def embed_request(self, request: EmbeddingRequest) -> Embedded:
+        items = await asyncio.to_thread(self._parse, request.input, request.instruction)
+        return await self._service.embed(items, request.dimensions, request.cache_salt)
+
+    async def health(self) -> dict[str, Any]:
+        """Raises StageUnavailable unless every stage can serve."""
+        try:
+            async with asyncio.timeout(_STATUS_TIMEOUT_S):
+                stages = [handle for handle in self._stages.values() if handle is not None]
+                await asyncio.gather(*(call(handle, "ready") for handle in stages))
+        except TimeoutError:
+            raise StageUnavailable(f"a stage did not answer within {_STATUS_TIMEOUT_S} s") from None
+        return {"status": "ok"}
+
+    async def info(self) -> dict[str, Any]:
+        """The model and the counters of every live replica, by stage."""
+        names = [name for name, handle in self._stages.items() if handle is not None]
+        stats = await asyncio.gather(*map(self._stage_stats, names))
+        return {"model": self._model_info, "stages": dict(zip(names, stats, strict=True))}
+
+    def _parse(self, items: object, instruction: str | None) -> Sequence[Item]:
+        return parse_input(items, max_items=self._settings.limits.max_items, instruction=instruction)
+
+    async def _stage_stats(self, name: str) -> list[dict[str, Any]]:
+        handle = self._stages[name]
+        assert handle is not None
+        replies = await handle.broadcast("stats").results_async(timeout_s=_STATUS_TIMEOUT_S)
+        return [reply for reply in replies if not isinstance(reply, EPDError | BaseException)]

@@ -1,0 +1,104 @@
+"""The orchestration of one request through both stages. Knows nothing of Ray or HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from epd.deployments.errors import DeadlineExceeded, RequestError, StageUnavailable
+from epd.deployments.items import Item
+from epd.deployments.messages import EmbedReply, EncodeReply, MediaMessage, RowsMessage, SequenceMessage
+from epd.deployments.preparation import ItemPreparer, PreparedRequest
+
+# After the first ask, missing pictures are encoded and the embedder is asked again, at most this often.
+MAX_ENCODE_ROUNDS = 2
+
+
+class EncoderClient(Protocol):
+    """The encoder stage as the orchestration sees it."""
+
+    async def encode(self, media: Sequence[MediaMessage]) -> EncodeReply: ...
+
+
+class EmbedderClient(Protocol):
+    """The embedder stage as the orchestration sees it."""
+
+    async def embed(
+        self, sequences: Sequence[SequenceMessage], rows: dict[str, RowsMessage], dimensions: int | None
+    ) -> EmbedReply: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """vectors: float32 `[num_items, dimensions]`, L2-normalised. num_tokens: text and picture tokens."""
+
+    vectors: npt.NDArray[np.float32]
+    num_tokens: int
+
+
+class EmbeddingService:
+    """Prepares a request, asks the embedder, has what it lacks encoded, and asks again."""
+
+    def __init__(
+        self,
+        preparer: ItemPreparer,
+        encoder: EncoderClient | None,
+        embedder: EmbedderClient,
+        *,
+        hidden_size: int,
+        request_timeout_s: float,
+    ) -> None:
+        self._preparer = preparer
+        self._encoder = encoder
+        self._embedder = embedder
+        self._hidden_size = hidden_size
+        self._request_timeout_s = request_timeout_s
+
+    async def embed(
+        self, items: Sequence[Item], dimensions: int | None = None, salt: str | None = None
+    ) -> Embedded:
+        """Vectors of the items, in order.
+
+        Raises RequestError for the caller's mistakes, DeadlineExceeded, Overloaded or StageUnavailable.
+        """
+        if dimensions is not None and not 1 <= dimensions <= self._hidden_size:
+            raise RequestError(f"must be between 1 and {self._hidden_size}, got {dimensions}", "dimensions")
+        try:
+            async with asyncio.timeout(self._request_timeout_s):
+                request = await asyncio.to_thread(self._preparer.prepare, items, salt)
+                vectors = await self._run(request, dimensions)
+        except TimeoutError:
+            raise DeadlineExceeded(f"not answered within {self._request_timeout_s} s") from None
+        return Embedded(vectors, request.num_tokens)
+
+    async def _run(self, request: PreparedRequest, dimensions: int | None) -> npt.NDArray[np.float32]:
+        width = dimensions or self._hidden_size
+        vectors = np.empty((len(request.sequences), width), np.float32)
+        pending = list(range(len(request.sequences)))
+        rows: dict[str, RowsMessage] = {}
+        for rounds_left in reversed(range(MAX_ENCODE_ROUNDS + 1)):
+            reply = await self._embedder.embed([request.sequences[i] for i in pending], rows, dimensions)
+            for index, message in reply.failed.items():
+                raise RequestError(message, f"input[{pending[index]}]")
+            vectors[[pending[i] for i in reply.done]] = reply.vectors
+            pending = [index for i, index in enumerate(pending) if i not in set(reply.done)]
+            if not pending:
+                return vectors
+            if rounds_left:
+                rows = await self._encode(request, reply.missing)
+        raise StageUnavailable(
+            f"the embedder lacks {len(reply.missing)} pictures after {MAX_ENCODE_ROUNDS} rounds of encoding"
+        )
+
+    async def _encode(self, request: PreparedRequest, missing: Sequence[str]) -> dict[str, RowsMessage]:
+        """Has pictures encoded; returns the rows that no store holds."""
+        assert self._encoder is not None, "a text-only model has no pictures to encode"
+        reply = await self._encoder.encode([request.media[key] for key in missing])
+        for key, message in reply.failed.items():
+            raise RequestError(message, request.params[key])
+        return reply.direct

@@ -1,0 +1,1 @@
+"""Model families: checkpoints, prompts, pictures, packed forwards, pooling."""

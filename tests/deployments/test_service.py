@@ -1,0 +1,170 @@
+"""One request through both stages, with stages that tests can bend."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from epd.deployments.errors import DeadlineExceeded, RequestError, StageUnavailable
+from epd.deployments.items import ImagePart, Item
+from epd.deployments.messages import (
+    EmbedReply,
+    EncodeReply,
+    MediaMessage,
+    MediaRef,
+    RowsMessage,
+    SequenceMessage,
+)
+from epd.deployments.preparation import PreparedRequest
+from epd.deployments.service import EmbeddingService
+
+HIDDEN = 4
+
+
+class FakePreparer:
+    """A picture is its own key, one token; a text is one token of its length."""
+
+    def prepare(self, items: Sequence[Item], salt: str | None = None) -> PreparedRequest:
+        media: dict[str, MediaMessage] = {}
+        params: dict[str, str] = {}
+        sequences = []
+        for item in items:
+            refs = []
+            for part in item.parts:
+                if isinstance(part, ImagePart):
+                    key = part.data.decode()
+                    media.setdefault(key, MediaMessage(key, (1, 2, 2), part.data))
+                    params.setdefault(key, part.param)
+                    refs.append(MediaRef(key, (1, 2, 2), len(refs), 1))
+            text = "".join(part for part in item.parts if isinstance(part, str))
+            tokens = np.array([0] * len(refs) + [len(text)], np.int32)
+            sequences.append(SequenceMessage(tokens, tuple(refs), salt))
+        return PreparedRequest(tuple(sequences), media, params)
+
+
+class FakeStages:
+    """Both stages over one dictionary of published keys.
+
+    lose: keys that the store takes and forgets. unpublished: keys whose rows travel directly. unreadable: keys that
+    fail to decode. hang: the embedder never answers.
+    """
+
+    def __init__(self) -> None:
+        self.store: set[str] = set()
+        self.lose: set[str] = set()
+        self.unpublished: set[str] = set()
+        self.unreadable: set[str] = set()
+        self.hang = False
+        self.encoded: list[str] = []
+        self.asked: list[int] = []
+
+    async def encode(self, media: Sequence[MediaMessage]) -> EncodeReply:
+        keys = [message.key for message in media]
+        self.encoded += keys
+        failed = {key: "the picture cannot be read" for key in keys if key in self.unreadable}
+        rows = RowsMessage((1, 2, 2), np.zeros((1, 8), np.uint8))
+        direct = {key: rows for key in keys if key in self.unpublished}
+        published = [key for key in keys if key not in failed and key not in direct]
+        self.store |= set(published) - self.lose
+        return EncodeReply(tuple(published), direct, failed)
+
+    async def embed(
+        self, sequences: Sequence[SequenceMessage], rows: dict[str, RowsMessage], dimensions: int | None
+    ) -> EmbedReply:
+        self.asked.append(len(sequences))
+        if self.hang:
+            await asyncio.Event().wait()
+        have = self.store | set(rows)
+        missing = {ref.key for s in sequences for ref in s.media} - have
+        done = tuple(i for i, s in enumerate(sequences) if not missing & {ref.key for ref in s.media})
+        width = dimensions or HIDDEN
+        vectors = np.array([[sequences[i].token_ids[-1]] * width for i in done], np.float32)
+        return EmbedReply(vectors.reshape(len(done), width), done, tuple(sorted(missing)))
+
+
+def make(stages: FakeStages, timeout_s: float = 30) -> EmbeddingService:
+    preparer = FakePreparer()
+    return EmbeddingService(
+        preparer,  # type: ignore[arg-type]
+        stages,
+        stages,
+        hidden_size=HIDDEN,
+        request_timeout_s=timeout_s,
+    )
+
+
+def text(value: str) -> Item:
+    return Item((value,), "input")
+
+
+def picture(key: str, value: str = "", param: str = "input.image") -> Item:
+    return Item((ImagePart(key.encode(), param), value), "input")
+
+
+async def test_text_alone_asks_the_embedder_once() -> None:
+    """Text needs one call of the embedder and none of the encoder."""
+    stages = FakeStages()
+    embedded = await make(stages).embed([text("a"), text("bb")])
+    assert embedded.vectors[:, 0].tolist() == [1, 2]
+    assert (stages.asked, stages.encoded, embedded.num_tokens) == ([2], [], 2)
+
+
+async def test_a_missing_picture_is_encoded_and_only_its_items_are_asked_again() -> None:
+    """Items that need nothing are answered by the first call; the rest by the second, in order."""
+    stages = FakeStages()
+    embedded = await make(stages).embed([text("a"), picture("x", "bb"), text("ccc"), picture("x", "dddd")])
+    assert embedded.vectors[:, 0].tolist() == [1, 2, 3, 4]
+    assert (stages.asked, stages.encoded) == ([4, 2], ["x"])
+
+
+async def test_a_known_picture_is_not_encoded() -> None:
+    """A picture that the store holds costs one call of the embedder."""
+    stages = FakeStages()
+    stages.store.add("x")
+    await make(stages).embed([picture("x")])
+    assert (stages.asked, stages.encoded) == ([1], [])
+
+
+async def test_rows_that_no_store_takes_travel_directly() -> None:
+    """When the store takes nothing the request is answered all the same."""
+    stages = FakeStages()
+    stages.unpublished = {"x", "y"}
+    embedded = await make(stages).embed([picture("x", "a"), picture("y", "bb")])
+    assert embedded.vectors[:, 0].tolist() == [1, 2]
+    assert stages.asked == [2, 2]
+
+
+async def test_a_store_that_loses_rows_ends_in_an_error_after_two_rounds() -> None:
+    """Encoding is asked for at most twice; then the stage is unavailable."""
+    stages = FakeStages()
+    stages.lose = {"x"}
+    with pytest.raises(StageUnavailable, match="lacks 1 pictures after 2 rounds"):
+        await make(stages).embed([picture("x")])
+    assert (stages.asked, stages.encoded) == ([1, 1, 1], ["x", "x"])
+
+
+async def test_an_unreadable_picture_names_its_place() -> None:
+    """The error carries the path of the picture in the request."""
+    stages = FakeStages()
+    stages.unreadable = {"bad"}
+    with pytest.raises(RequestError, match="cannot be read") as raised:
+        await make(stages).embed([picture("x"), picture("bad", param="input[1].image")])
+    assert raised.value.param == "input[1].image"
+
+
+@pytest.mark.parametrize("dimensions", [0, HIDDEN + 1])
+async def test_dimensions_out_of_range_are_refused(dimensions: int) -> None:
+    """`dimensions` is between 1 and the hidden size."""
+    with pytest.raises(RequestError, match=f"between 1 and {HIDDEN}, got {dimensions}"):
+        await make(FakeStages()).embed([text("a")], dimensions)
+
+
+async def test_a_request_past_its_deadline_is_answered() -> None:
+    """A stage that hangs ends in DeadlineExceeded, not in silence."""
+    stages = FakeStages()
+    stages.hang = True
+    with pytest.raises(DeadlineExceeded):
+        await make(stages, timeout_s=0.01).embed([text("a")])
