@@ -68,10 +68,10 @@ class CircuitBreaker:
         """Tells how an admitted call ended. Must be called exactly once for each."""
         with self._lock:
             now = self._clock()
-            failed = failed or now - self._started.pop(call) > self._timeout_s
+            took_s = now - self._started.pop(call)
             if call == self._probe:
                 self._probe = None
-            if not failed:
+            if not failed and took_s <= self._timeout_s:
                 self._failures = 0
                 self._opened_at = None
                 return

@@ -60,7 +60,7 @@ class EntryHeader:
 
     def encode(self) -> bytes:
         """`HEADER_BYTES` bytes. Raises ValueError when the key is too long to fit."""
-        body = msgpack.packb([getattr(self, name) for name in _FIELDS])
+        body: bytes = msgpack.packb([getattr(self, name) for name in _FIELDS])
         if _PREFIX.size + len(body) > HEADER_BYTES:
             raise ValueError(f"key of {len(self.key)} characters does not fit a header: {self.key[:80]}...")
         return (_PREFIX.pack(_MAGIC, len(body)) + body).ljust(HEADER_BYTES, b"\0")

@@ -10,7 +10,7 @@ import torch
 from epd.cache.types import MediaKey
 
 FORMAT_VERSION = 1
-"""Of the stored objects. A change of the format changes every namespace, so that old objects are not found."""
+"""Of the stored objects. Part of every namespace, so that objects of another format are not found."""
 
 _NAMESPACE_BYTES = 16
 _DIGEST_BYTES = 32

@@ -14,7 +14,7 @@ from epd.cache.types import PageRun
 
 
 def row_ranges(runs: Iterable[PageRun], page_tokens: int, num_tokens: int) -> Iterator[tuple[int, int]]:
-    """`(first row in the pool, number of rows)` of each run that holds rows. Raises ValueError when too short."""
+    """`(first row in the pool, number of rows)` of each run that holds rows. ValueError when too short."""
     left = num_tokens
     for run in runs:
         if not left:
@@ -54,9 +54,7 @@ class CopyPlan:
         return not self.lengths
 
 
-def host_to_device_plan(
-    entries: Iterable[tuple[Sequence[PageRun], int, int]], page_tokens: int
-) -> CopyPlan:
+def host_to_device_plan(entries: Iterable[tuple[Sequence[PageRun], int, int]], page_tokens: int) -> CopyPlan:
     """From the pool to packed rows. `entries`: `(runs, num_tokens, first destination row)` of each entry."""
     plan = CopyPlan()
     for runs, num_tokens, dst_start in entries:

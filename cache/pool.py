@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 from weakref import finalize
 
 import torch
@@ -22,7 +23,9 @@ class PagePool:
     does not fit the machine fails here and not in a request.
     """
 
-    def __init__(self, layout: RowLayout, page_tokens: int, num_pages: int, *, pin: bool | None = None) -> None:
+    def __init__(
+        self, layout: RowLayout, page_tokens: int, num_pages: int, *, pin: bool | None = None
+    ) -> None:
         """`pin`: page-lock the memory; by default when there is a CUDA device."""
         if page_tokens < 1 or num_pages < 1:
             raise ValueError(f"a pool needs pages and tokens, got {num_pages} pages of {page_tokens} tokens")
@@ -42,7 +45,7 @@ class PagePool:
         self.rows = self.memory[:rows_bytes].view(layout.dtype).view(num_pages * page_tokens, layout.row_dim)
         """`[num_pages * page_tokens, row_dim]`."""
         self._rows_pointer = self.memory.data_ptr()
-        self._headers = memoryview(self.memory.numpy())[headers_at:]
+        self._headers: memoryview = self.memory.numpy().data[headers_at:]
         self._headers_pointer = self._rows_pointer + headers_at
 
     @property
@@ -55,9 +58,7 @@ class PagePool:
 
     def row_buffers(self, runs: Sequence[PageRun], num_tokens: int) -> list[Buffer]:
         """`(pointer, size)` of the rows, one per run that holds any."""
-        return storage_buffers(
-            runs, self.page_tokens, num_tokens, self.layout.row_bytes, self._rows_pointer
-        )
+        return storage_buffers(runs, self.page_tokens, num_tokens, self.layout.row_bytes, self._rows_pointer)
 
     def header_buffer(self, runs: Sequence[PageRun]) -> Buffer:
         """`(pointer, size)` of the entry's header slot."""
@@ -83,9 +84,13 @@ class PagePool:
             self._unlock()
 
 
+def _cuda_runtime() -> Any:
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
+
+
 def _lock_pages(memory: torch.Tensor) -> None:
     """Page-locks in place: torch's own pinned allocator would round the size up to a power of two."""
-    status = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+    status = int(_cuda_runtime().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
     if status:
         raise MemoryError(
             f"cannot page-lock {memory.nbytes} bytes for the embedding cache (CUDA error {status}): "
@@ -94,4 +99,4 @@ def _lock_pages(memory: torch.Tensor) -> None:
 
 
 def _unlock_pages(memory: torch.Tensor) -> None:
-    torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
+    _cuda_runtime().cudaHostUnregister(memory.data_ptr())

@@ -20,9 +20,7 @@ from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 from epd.demo.shapes import CLASSES, TEMPLATES
 from epd.demo.tokenizer_format import CHAT_TEMPLATE, write_tokenizer
 
-DEFAULT_INSTRUCTION = "Represent the user's input."
-MERGE_SIZE = 2
-TEMPORAL_PATCH_SIZE = 2
+_INSTRUCTION = "Represent the user's input."
 _ROWS_MULTIPLE = 64
 _TOKEN_IDS = {
     "image_token_id": "<|image_pad|>",
@@ -37,7 +35,7 @@ def default_corpus() -> list[str]:
     captions = [
         template.format(colour=what.colour, shape=what.shape) for what in CLASSES for template in TEMPLATES
     ]
-    prompts = [f"system\n{DEFAULT_INSTRUCTION}\nuser\n{words}\nassistant\n" for words in captions]
+    prompts = [f"system\n{_INSTRUCTION}\nuser\n{words}\nassistant\n" for words in captions]
     return prompts + ["Retrieve images or text relevant to the user's query."] * 20
 
 
@@ -97,7 +95,7 @@ def write_checkpoint(
     save_weights(folder, model, shard_bytes)
     _write_processors(
         folder,
-        patch_size=vision_settings["patch_size"],
+        vision_settings,
         pixels=(min_pixels, max_pixels),
         mean_std=(image_mean, image_std),
         image_processor=image_processor,
@@ -155,8 +153,8 @@ def _vision_settings(overrides: Mapping[str, object], *, out_hidden_size: int) -
         "intermediate_size": 128,
         "num_heads": 4,
         "patch_size": 16,
-        "spatial_merge_size": MERGE_SIZE,
-        "temporal_patch_size": TEMPORAL_PATCH_SIZE,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
         "num_position_embeddings": 256,
         "deepstack_visual_indexes": [1, 2],
         **overrides,
@@ -190,17 +188,17 @@ def _randomise(model: Qwen3VLForConditionalGeneration, seed: int) -> None:
 
 def _write_processors(
     folder: Path,
+    vision: Mapping[str, Any],
     *,
-    patch_size: int,
     pixels: tuple[int, int],
     mean_std: tuple[float, float],
     image_processor: str,
 ) -> None:
     mean, std = mean_std
     shared = {
-        "patch_size": patch_size,
-        "temporal_patch_size": TEMPORAL_PATCH_SIZE,
-        "merge_size": MERGE_SIZE,
+        "patch_size": vision["patch_size"],
+        "temporal_patch_size": vision["temporal_patch_size"],
+        "merge_size": vision["spatial_merge_size"],
         "image_mean": [mean] * 3,
         "image_std": [std] * 3,
         "processor_class": "Qwen3VLProcessor",

@@ -1,21 +1,24 @@
 """The builder: checks the settings, then wires the deployments into one application.
 
+Without postponed annotations: Serve reads the type of `build`'s argument to parse the config file.
+
 Use it from a Serve config file: `import_path: epd.deployments.app:build`.
 """
 
-from __future__ import annotations
-
+import os
 from typing import Any
 
 import ray
 from ray import serve
 from ray.serve import Application
 
+from epd.cache.kv.checks import check_kv
 from epd.deployments.embedder import Embedder
 from epd.deployments.encoder import Encoder
 from epd.deployments.http import make_app
 from epd.deployments.ingress import Ingress
 from epd.deployments.mooncake import MooncakeStore
+from epd.deployments.router import CONTENT_AFFINITY
 from epd.deployments.settings import Settings
 from epd.deployments.stage import open_model
 
@@ -31,20 +34,25 @@ def build(args: Settings) -> Application:
     in the `deployments` list of a Serve config file.
     """
     settings = args.resolved(has_gpu=_cluster_has_gpu())
-    family = open_model(settings).family
+    model = open_model(settings.model)
+    check_kv(settings.kv, model.checkpoint.read_json("config.json"), os.environ)
     stage = {**_HEAVY, "num_gpus": 1} if settings.model.device == "cuda" else _HEAVY
     store = None
-    if settings.store.managed and family.takes_images:
+    if settings.store.managed and model.takes_images:
         store = _deployment(MooncakeStore, _LIGHT).bind(settings.store)
-    encoder = _deployment(Encoder, stage).bind(settings) if family.takes_images else None
+    encoder = None
+    if model.takes_images:
+        encoder = _deployment(Encoder, stage, request_router_config=CONTENT_AFFINITY).bind(settings)
     embedder = _deployment(Embedder, stage).bind(settings)
     served = serve.ingress(make_app(_current_replica))(Ingress)
     return _deployment(served, _LIGHT, name="Ingress").bind(settings, embedder, encoder, store)
 
 
-def _deployment(cls: type, actor_options: dict[str, Any], name: str | None = None) -> serve.Deployment:
+def _deployment(
+    cls: type, actor_options: dict[str, Any], name: str | None = None, **options: Any
+) -> serve.Deployment:
     return serve.deployment(
-        cls, name=name or cls.__name__, ray_actor_options=actor_options, max_ongoing_requests=256
+        cls, name=name or cls.__name__, ray_actor_options=actor_options, max_ongoing_requests=256, **options
     )
 
 

@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -20,6 +21,8 @@ class _Queued(Generic[Work, Result]):
     work: Work
     num_tokens: int
     answer: asyncio.Future[Result]
+    batch: asyncio.Future[None] | None = None
+    """Ends with the batch that the item is part of; None while it waits."""
 
 
 class TokenBatcher(Generic[Work, Result]):
@@ -30,7 +33,8 @@ class TokenBatcher(Generic[Work, Result]):
     item by item: each is run once more alone, so that one bad item cannot fail its neighbours.
     max_tokens: budget of one batch. An item larger than it runs alone. max_items: most items of a batch.
     max_queued_tokens: beyond it `submit` raises Overloaded at once.
-    Cancelled items leave the queue; what runs already may finish.
+    A cancelled item leaves the queue. One that runs already is awaited before its `submit` ends, so that
+    what it reads may be given up once `submit` has ended, however that went.
     """
 
     def __init__(
@@ -70,7 +74,13 @@ class TokenBatcher(Generic[Work, Result]):
         self._queued_tokens += num_tokens
         if self._pump is None or self._pump.done():
             self._pump = asyncio.create_task(self._run_until_empty())
-        return await queued.answer
+        try:
+            return await queued.answer
+        except asyncio.CancelledError:
+            while queued.batch is not None and not queued.batch.done():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.shield(queued.batch)
+            raise
 
     async def close(self) -> None:
         """Waits for the queue to empty, then ends the thread."""
@@ -84,7 +94,11 @@ class TokenBatcher(Generic[Work, Result]):
             self.num_items += len(batch)
             self.num_tokens += sum(queued.num_tokens for queued in batch)
             loop = asyncio.get_running_loop()
+            ended = loop.create_future()
+            for queued in batch:
+                queued.batch = ended
             results = await loop.run_in_executor(self._thread, self._run_isolated, [q.work for q in batch])
+            ended.set_result(None)
             for queued, result in zip(batch, results, strict=True):
                 if queued.answer.done():
                     continue

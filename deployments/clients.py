@@ -1,56 +1,108 @@
-"""The stages through Ray Serve handles: retries when a replica dies, and errors of our own tree."""
+"""The stages through Ray Serve handles: who gets which call, retries when a replica dies, our own errors."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
+from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
+from epd.deployments.affinity import group_by_owner
 from epd.deployments.errors import EPDError, Overloaded, StageUnavailable
+from epd.deployments.membership import live_replicas
 from epd.deployments.messages import EmbedReply, EncodeReply, MediaMessage, RowsMessage, SequenceMessage
 
 logger = logging.getLogger(__name__)
 
-# A call whose replica died is made again, at most this often: both stages' calls are idempotent.
+# What was in a call whose replica died is sent again, at most this often: the stages' calls are idempotent.
+# An input that kills its replica is thus gone after one more death than this.
 MAX_RETRIES = 2
 
 
+class ReplicaLost(Exception):
+    """The replica, or the node that held its reply, died during the call."""
+
+
+async def call_once(method: DeploymentHandle, *args: Any) -> Any:
+    """One call of a handle's method. Raises ReplicaLost, Overloaded, StageUnavailable, or the stage's own
+    EPDError. A caller that is cancelled takes the call with it.
+    """
+    name = method.deployment_name
+    response = method.remote(*args)
+    try:
+        return await response
+    except asyncio.CancelledError:
+        response.cancel()
+        raise
+    except BackPressureError as error:
+        raise Overloaded(f"{name}: {error.message}") from None
+    except DeploymentUnavailableError as error:
+        raise StageUnavailable(f"{name} is not available") from error
+    except RayTaskError as error:  # first: it may also be an instance of what the replica's code raised
+        if isinstance(error.cause, EPDError):
+            raise error.cause from None
+        raise
+    except (RayActorError, ObjectLostError) as error:
+        raise ReplicaLost(f"{name}: {type(error).__name__}") from error
+
+
 async def call(handle: DeploymentHandle, method: str, *args: Any) -> Any:
-    """One call of a stage. Raises StageUnavailable when its replicas keep dying, or the stage's own EPDError."""
+    """One call, made again when its replica dies. Raises what `call_once` does, but for ReplicaLost."""
+    bound = getattr(handle, method)
     for retries_left in reversed(range(MAX_RETRIES + 1)):
         try:
-            return await getattr(handle, method).remote(*args)
-        except (RayActorError, ActorUnavailableError, DeploymentUnavailableError) as error:
-            if not retries_left:
-                raise StageUnavailable(f"{handle.deployment_name} has no replica that can answer") from error
-            logger.warning("%s.%s is tried again: %s", handle.deployment_name, method, type(error).__name__)
-        except BackPressureError as error:
-            raise Overloaded(f"{handle.deployment_name}: {error.message}") from None
-        except RayTaskError as error:
-            if isinstance(error.cause, EPDError):
-                raise error.cause from None
-            raise
+            return await call_once(bound, *args)
+        except ReplicaLost as error:
+            _give_up_or_log(error, retries_left)
     raise AssertionError("the loop returns or raises")
 
 
 class RayEncoderClient:
-    """`EncoderClient` over a handle of the Encoder deployment."""
+    """`EncoderClient` over a handle of the Encoder deployment, whose router is `ContentAffinityRouter`.
 
-    def __init__(self, handle: DeploymentHandle) -> None:
-        self._handle = handle
+    Each picture goes to the replica that owns its key, all of one owner's in one call.
+
+    replicas: names of the live replicas; default: those that the handle's router knows.
+    """
+
+    def __init__(self, handle: DeploymentHandle, replicas: Callable[[], Sequence[str]] | None = None) -> None:
+        self._method = handle.options(
+            method_name="encode"
+        )  # starts its router: the replicas come to be known
+        self._replicas = replicas or partial(live_replicas, handle.app_name, handle.deployment_name)
 
     async def encode(self, media: Sequence[MediaMessage]) -> EncodeReply:
-        reply = await call(self._handle, "encode", list(media))
+        """What became of each picture. Every group runs to its end before an error leaves.
+
+        Raises Overloaded, or StageUnavailable for a picture whose calls died MAX_RETRIES + 1 times.
+        """
+        return await self._encode(media, MAX_RETRIES)
+
+    async def _encode(self, media: Sequence[MediaMessage], retries_left: int) -> EncodeReply:
+        groups = group_by_owner(media, self._replicas())
+        replies = await asyncio.gather(
+            *(self._encode_group(group, retries_left) for group in groups), return_exceptions=True
+        )
+        return _merge(replies)
+
+    async def _encode_group(self, group: list[MediaMessage], retries_left: int) -> EncodeReply:
+        """One call; when its replica dies, its pictures are shared out anew among those that are left."""
+        try:
+            reply = await call_once(self._method.options(session_id=group[0].key), group)
+        except ReplicaLost as error:
+            _give_up_or_log(error, retries_left)
+            return await self._encode(group, retries_left - 1)
         assert isinstance(reply, EncodeReply)
         return reply
 
 
 class RayEmbedderClient:
-    """`EmbedderClient` over a handle of the Embedder deployment."""
+    """`EmbedderClient` over a handle of the Embedder deployment, under Serve's own router."""
 
     def __init__(self, handle: DeploymentHandle) -> None:
         self._handle = handle
@@ -58,6 +110,26 @@ class RayEmbedderClient:
     async def embed(
         self, sequences: Sequence[SequenceMessage], rows: dict[str, RowsMessage], dimensions: int | None
     ) -> EmbedReply:
+        """Raises Overloaded, or StageUnavailable when the call's replicas died MAX_RETRIES + 1 times."""
         reply = await call(self._handle, "embed", list(sequences), rows, dimensions)
         assert isinstance(reply, EmbedReply)
         return reply
+
+
+def _give_up_or_log(error: ReplicaLost, retries_left: int) -> None:
+    if not retries_left:
+        raise StageUnavailable(
+            f"{error}, the last of {MAX_RETRIES + 1} replicas lost to this call"
+        ) from error
+    logger.warning("%s: tried again on another replica, at most %d times", error, retries_left)
+
+
+def _merge(replies: Sequence[EncodeReply | BaseException]) -> EncodeReply:
+    merged = EncodeReply()
+    for reply in replies:
+        if isinstance(reply, BaseException):
+            raise reply
+        merged = EncodeReply(
+            merged.published + reply.published, merged.direct | reply.direct, merged.failed | reply.failed
+        )
+    return merged

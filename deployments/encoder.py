@@ -10,12 +10,14 @@ from typing import Any
 
 import torch
 
-from epd.cache.controller import Handle
-from epd.cache.types import MediaGrid, MediaKey
+from epd.cache.errors import PoolBusy, RequestTooLarge
+from epd.cache.handles import Handle
+from epd.cache.types import MediaGrid, MediaKey, Wanted
 from epd.deployments.batching import TokenBatcher
+from epd.deployments.errors import Overloaded
 from epd.deployments.messages import EncodeReply, MediaMessage, RowsMessage
 from epd.deployments.settings import Settings
-from epd.deployments.stage import open_cache, open_model, rows_to_bytes
+from epd.deployments.stage import open_cache, open_model
 from epd.models.errors import InvalidItem
 from epd.models.images import ImagePreprocessor
 
@@ -29,11 +31,11 @@ class Encoder:
     """
 
     def __init__(self, settings: Settings) -> None:
-        model = open_model(settings)
+        model = open_model(settings.model)
         self._images = ImagePreprocessor(model.checkpoint, max_pixels=settings.limits.max_image_pixels)
         self._tower = model.family.load_encoder(model.checkpoint, model.dtype, model.device)
         self._merge_size = model.family.merge_size
-        self._cache = open_cache(settings.encoder, settings.store, model)
+        self._cache = open_cache(model, settings.encoder, settings.store)
         self._cpu = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="decode")
         self._batcher: TokenBatcher[Picture, torch.Tensor] = TokenBatcher(
             self._encode_batch,
@@ -56,8 +58,10 @@ class Encoder:
         direct: dict[str, RowsMessage] = {}
         failed: dict[str, str] = {}
         for message, outcome in zip(distinct, outcomes, strict=True):
-            if isinstance(outcome, InvalidItem):
+            if isinstance(outcome, InvalidItem | RequestTooLarge):
                 failed[message.key] = str(outcome)
+            elif isinstance(outcome, PoolBusy):
+                raise Overloaded(str(outcome))
             elif isinstance(outcome, BaseException):
                 raise outcome
             elif outcome is None:
@@ -101,16 +105,18 @@ class Encoder:
         try:
             if (await self._cache.publish([handle]))[handle.key]:
                 return None
-            return RowsMessage(message.grid, rows_to_bytes(self._cache.rows(handle)))
+            return RowsMessage(message.grid, self._cache.rows(handle))
         finally:
             self._cache.release([handle])
 
     async def _obtain(self, key: MediaKey, grid: MediaGrid, data: bytes) -> Handle:
         """A pin on the picture's rows, encoded now unless the pool holds them."""
         num_tokens = grid.num_tokens(self._merge_size)
-        handles, ticket = await self._cache.acquire_one(key, grid, num_tokens)
-        if ticket is None:
-            return handles
+        # The embedder has just asked the store: asking again would only cost time.
+        acquired = await self._cache.acquire([Wanted(key, grid, num_tokens)], claim=True, ask_store=False)
+        if (handle := acquired.handles.get(key)) is not None:
+            return handle
+        ticket = acquired.tickets[key]
         try:
             loop = asyncio.get_running_loop()
             patches, found = await loop.run_in_executor(self._cpu, self._images.patches, data)

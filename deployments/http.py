@@ -3,40 +3,41 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import json
 from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from dataclasses import replace
+from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
-from epd.deployments.errors import EPDError, PayloadTooLarge, RequestError
+import epd
+from epd.deployments.answers import error_body, error_headers, to_json, to_msgpack
+from epd.deployments.auth import Gate
+from epd.deployments.documents import JSON, MSGPACK, accepts_msgpack, media_type
+from epd.deployments.errors import (
+    EPDError,
+    MalformedBody,
+    PayloadTooLarge,
+    StageUnavailable,
+    Unauthorized,
+    UnknownModel,
+    UnsupportedMediaType,
+)
+from epd.deployments.openapi import EMBEDDING_ERRORS, describe, embeddings_operation, error_responses
+from epd.deployments.requests import EmbeddingRequest, read_request
 from epd.deployments.service import Embedded
+from epd.deployments.settings import Settings
+from epd.deployments.wire import ModelCard, ModelList
 
-class EmbeddingRequest(BaseModel):
-    """Body of `POST /v1/embeddings`."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    input: Any = Field(description="a string, an item, or a list of these")
-    model: str | None = Field(None, description="must be the served model's name when given")
-    dimensions: int | None = Field(None, ge=1, description="leading values to keep before normalising")
-    encoding_format: Literal["float", "base64"] = "float"
-    instruction: str | None = Field(None, description="default instruction of items that bring none")
-    cache_salt: str | None = Field(None, description="keeps cached pictures apart from other salts")
-    user: str | None = None
+__all__ = ["Application", "EmbeddingRequest", "make_app"]
 
 
 class Application(Protocol):
-    """What the routes call."""
+    """What the routes call. `gate` and `settings` are those of the replica that answers."""
 
-    served_name: str
-    max_body_bytes: int
+    settings: Settings
+    gate: Gate
 
     async def embed_request(self, request: EmbeddingRequest) -> Embedded: ...
 
@@ -47,96 +48,104 @@ class Application(Protocol):
 
 def make_app(application: Callable[[], Application]) -> FastAPI:
     """Routes over the application that `application()` returns at the time of a request."""
-    app = FastAPI(title="EPD", description="Multimodal embeddings", docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="EPD",
+        version=epd.__version__,
+        description="Multimodal embeddings",
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
 
-    @app.post("/v1/embeddings", openapi_extra=_body_schema())
+    @app.post(
+        "/v1/embeddings",
+        openapi_extra=embeddings_operation(),
+        responses=error_responses(*EMBEDDING_ERRORS),
+        response_class=Response,
+    )
     async def embeddings(request: Request) -> Response:
+        return await _embed(request, application())
+
+    @app.get("/v1/models", responses=error_responses(Unauthorized))
+    async def models(request: Request) -> ModelList:
         served = application()
-        body = _parse_body(await _read_body(request, served.max_body_bytes))
-        if body.model is not None and body.model != served.served_name:
-            raise RequestError(f"this server serves {served.served_name!r}", "model")
-        embedded = await served.embed_request(body)
-        content = await asyncio.to_thread(
-            _encode_response, embedded, served.served_name, body.encoding_format
-        )
-        return Response(content, media_type="application/json")
+        served.gate.identify(request.headers.get("authorization"))
+        return ModelList(data=[ModelCard(id=served.settings.model.served_name)])
 
-    @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
-        card = {"id": application().served_name, "object": "model", "owned_by": "epd"}
-        return {"object": "list", "data": [card]}
-
-    @app.get("/health")
+    @app.get("/health", responses=error_responses(StageUnavailable))
     async def health() -> dict[str, Any]:
         return await application().health()
 
-    @app.get("/info")
-    async def info() -> dict[str, Any]:
-        return await application().info()
+    @app.get("/info", responses=error_responses(Unauthorized, StageUnavailable))
+    async def info(request: Request) -> dict[str, Any]:
+        served = application()
+        served.gate.identify(request.headers.get("authorization"))
+        return await served.info()
 
     app.add_exception_handler(EPDError, _answer_error)
     app.add_exception_handler(HTTPException, _answer_http_exception)
     app.add_exception_handler(Exception, _answer_unexpected)
+    describe(app)
     return app
 
 
-def _body_schema() -> dict[str, Any]:
-    content = {"application/json": {"schema": EmbeddingRequest.model_json_schema()}}
-    return {"requestBody": {"required": True, "content": content}}
+async def _embed(request: Request, served: Application) -> Response:
+    """The key is checked before the body is read, and the body's size before it is parsed."""
+    limits = served.settings.limits
+    caller = served.gate.admit(request.headers.get("authorization"))
+    kind = media_type(request.headers.get("content-type"))
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise UnsupportedMediaType("send the body without a Content-Encoding")
+    body = await _read_body(request, limits.max_body_bytes)
+    asked = await asyncio.to_thread(
+        read_request,
+        body,
+        kind,
+        max_items=limits.max_items,
+        allow_urls=served.settings.fetch.enabled,
+    )
+    model = served.settings.model.served_name
+    if asked.model is not None and asked.model != model:
+        raise UnknownModel(f"this server serves {model!r}", "model")
+    embedded = await served.embed_request(replace(asked, cache_salt=caller.salt(asked.cache_salt)))
+    if accepts_msgpack(request.headers.get("accept")):
+        return Response(await asyncio.to_thread(to_msgpack, embedded, model), media_type=MSGPACK)
+    content = await asyncio.to_thread(to_json, embedded, model, asked.encoding_format)
+    return Response(content, media_type=JSON)
 
 
-async def _read_body(request: Request, limit: int) -> bytes:
+async def _read_body(request: Request, limit: int) -> bytearray:
     """The body, refused as soon as it is known to be larger than `limit` bytes."""
     announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced) > limit:
-        raise PayloadTooLarge(f"the body has {announced} bytes and at most {limit} are taken")
+    if announced.isdecimal() and (len(announced) > 18 or int(announced) > limit):
+        raise PayloadTooLarge(f"the body has {announced[:19]} bytes and at most {limit} are taken")
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > limit:
-            raise PayloadTooLarge(f"the body has more than {limit} bytes, the most that are taken")
-    return bytes(body)
-
-
-def _parse_body(body: bytes) -> EmbeddingRequest:
     try:
-        return EmbeddingRequest.model_validate_json(body)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        param = ".".join(str(part) for part in first["loc"]) or None
-        raise RequestError(first["msg"], param) from None
-
-
-def _encode_response(embedded: Embedded, model: str, encoding_format: str) -> bytes:
-    encode = _as_base64 if encoding_format == "base64" else _as_floats
-    data = [
-        {"object": "embedding", "index": i, "embedding": encode(vector)}
-        for i, vector in enumerate(embedded.vectors)
-    ]
-    usage = {"prompt_tokens": embedded.num_tokens, "total_tokens": embedded.num_tokens}
-    return json.dumps({"object": "list", "data": data, "model": model, "usage": usage}).encode()
-
-
-def _as_floats(vector: npt.NDArray[np.float32]) -> list[float]:
-    return vector.tolist()  # type: ignore[no-any-return]
-
-
-def _as_base64(vector: npt.NDArray[np.float32]) -> str:
-    return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > limit:
+                raise PayloadTooLarge(f"the body has more than {limit} bytes, the most that are taken")
+    except ClientDisconnect:
+        raise MalformedBody("the body ended early") from None
+    return body
 
 
 def _answer_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, EPDError)
-    headers = None if error.retry_after_s is None else {"Retry-After": f"{error.retry_after_s:.0f}"}
-    return JSONResponse(error.body(), error.status, headers)
+    return _json(error.body(), error.status, error_headers(error))
 
 
 def _answer_http_exception(_request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    body = {"message": error.detail, "type": "invalid_request_error", "param": None, "code": None}
-    return JSONResponse({"error": body}, error.status_code, error.headers)
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
+    body = {"message": error.detail, "type": "invalid_request_error", "param": None, "code": code}
+    return _json({"error": body}, error.status_code, dict(error.headers or {}))
 
 
 def _answer_unexpected(_request: Request, _error: Exception) -> Response:
     """The server logs the error; nothing of it goes into the answer."""
-    return JSONResponse(EPDError("internal error").body(), 500)
+    return _json(EPDError("internal error").body(), 500)
+
+
+def _json(body: dict[str, Any], status: int, headers: dict[str, str] | None = None) -> Response:
+    return Response(error_body(body), status, headers, media_type=JSON)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,14 +11,16 @@ import numpy as np
 import numpy.typing as npt
 from ray.serve.handle import DeploymentHandle
 
+from epd.deployments.auth import Gate
 from epd.deployments.clients import RayEmbedderClient, RayEncoderClient, call
 from epd.deployments.errors import EPDError, StageUnavailable
-from epd.deployments.http import EmbeddingRequest
+from epd.deployments.fetch import UrlFetcher
 from epd.deployments.items import Item, parse_input
-from epd.deployments.preparation import ItemPreparer
+from epd.deployments.preparation import ItemPreparer, TokenRules
+from epd.deployments.requests import EmbeddingRequest
 from epd.deployments.service import Embedded, EmbeddingService
-from epd.deployments.settings import Settings
-from epd.deployments.stage import open_model
+from epd.deployments.settings import LimitSettings, Settings
+from epd.deployments.stage import OpenModel, open_model
 from epd.models.images import ImagePreprocessor
 
 # Longest that /health and /info wait for a stage.
@@ -37,26 +40,20 @@ class Ingress:
         encoder: DeploymentHandle | None = None,
         store: DeploymentHandle | None = None,
     ) -> None:
-        self.served_name = settings.model.served_name
-        self.max_body_bytes = settings.limits.max_body_bytes
-        self._settings = settings
+        self.settings = settings
+        self.gate = Gate(settings.auth, os.environ)
+        self._fetcher = UrlFetcher(settings.fetch)
         self._stages = {"embedder": embedder, "encoder": encoder, "store": store}
-        model = open_model(settings)
-        images = None
-        if encoder is not None:
-            images = ImagePreprocessor(model.checkpoint, max_pixels=settings.limits.max_image_pixels)
-        preparer = ItemPreparer(
-            model.family.make_prompt(model.checkpoint), images, model.namespace(images), settings.limits
-        )
+        model = open_model(settings.model)
         self._service = EmbeddingService(
-            preparer,
+            _make_preparer(model, settings.limits),
             RayEncoderClient(encoder) if encoder is not None else None,
             RayEmbedderClient(embedder),
             hidden_size=model.family.hidden_size,
             request_timeout_s=settings.limits.request_timeout_s,
         )
         self._model_info = {
-            "name": self.served_name,
+            "name": settings.model.served_name,
             "type": model.checkpoint.model_type,
             "dtype": str(model.dtype).removeprefix("torch."),
             "device": model.device.type,
@@ -75,12 +72,18 @@ class Ingress:
         Items are strings or `{"text", "image", "instruction"}` or `{"content": [...]}`, with images as
         bytes, data URIs or base64. Raises RequestError for the caller's mistakes.
         """
-        parsed = await asyncio.to_thread(self._parse, items, instruction)
-        return (await self._service.embed(parsed, dimensions, cache_salt)).vectors
+        parsed = await asyncio.to_thread(
+            parse_input,
+            items,
+            max_items=self.settings.limits.max_items,
+            instruction=instruction,
+            allow_urls=self.settings.fetch.enabled,
+        )
+        return (await self._embed(parsed, dimensions, cache_salt)).vectors
 
     async def embed_request(self, request: EmbeddingRequest) -> Embedded:
-        items = await asyncio.to_thread(self._parse, request.input, request.instruction)
-        return await self._service.embed(items, request.dimensions, request.cache_salt)
+        """The HTTP API: see `epd.deployments.http`."""
+        return await self._embed(request.items, request.dimensions, request.cache_salt)
 
     async def health(self) -> dict[str, Any]:
         """Raises StageUnavailable unless every stage can serve."""
@@ -98,11 +101,27 @@ class Ingress:
         stats = await asyncio.gather(*map(self._stage_stats, names))
         return {"model": self._model_info, "stages": dict(zip(names, stats, strict=True))}
 
-    def _parse(self, items: object, instruction: str | None) -> Sequence[Item]:
-        return parse_input(items, max_items=self._settings.limits.max_items, instruction=instruction)
+    async def _embed(self, items: Sequence[Item], dimensions: int | None, salt: str | None) -> Embedded:
+        if self.settings.fetch.enabled:
+            items = await self._fetcher.fetch(items)
+        return await self._service.embed(items, dimensions, salt)
 
     async def _stage_stats(self, name: str) -> list[dict[str, Any]]:
         handle = self._stages[name]
         assert handle is not None
         replies = await handle.broadcast("stats").results_async(timeout_s=_STATUS_TIMEOUT_S)
         return [reply for reply in replies if not isinstance(reply, EPDError | BaseException)]
+
+
+def _make_preparer(model: OpenModel, limits: LimitSettings) -> ItemPreparer:
+    images, namespace = None, ""
+    if model.takes_images:
+        images = ImagePreprocessor(model.checkpoint, max_pixels=limits.max_image_pixels)
+        namespace = model.namespace(images)
+    return ItemPreparer(
+        model.family.make_prompt(model.checkpoint),
+        images,
+        namespace,
+        limits,
+        TokenRules.of(model.family, model.checkpoint.config),
+    )

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-Rows = npt.NDArray[np.generic]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +43,13 @@ class MediaMessage:
 
 @dataclass(frozen=True, slots=True)
 class RowsMessage:
-    """A picture's rows, sent directly because no store holds them: bytes `[num_tokens, row_bytes]` uint8."""
+    """A picture's rows `[num_tokens, row_dim]`, sent directly because no store holds them.
+
+    bfloat16, which numpy has not, travels as uint16 (`epd.cache.rows`).
+    """
 
     grid: tuple[int, int, int]
-    rows: npt.NDArray[np.uint8]
+    rows: npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,8 @@ class MooncakeStore:
             rpc_port=settings.port,
             metrics_port=settings.metrics_port,
             segment_bytes=settings.segment_bytes,
+            protocol=settings.protocol,
+            device=settings.device,
         )
         self._server.start()
 
@@ -29,7 +31,13 @@ class MooncakeStore:
         await asyncio.to_thread(self._server.check)
 
     async def stats(self) -> dict[str, Any]:
-        return {"address": self._server.address, **self._server.stats()}
+        server = self._server
+        return {
+            "address": server.address,
+            "restarts": server.num_restarts,
+            "master_pid": server.master.pid,
+            "owner_pid": server.owner.pid,
+        }
 
     def __del__(self) -> None:
         if server := getattr(self, "_server", None):

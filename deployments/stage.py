@@ -1,35 +1,99 @@
-"""What both stages open alike: the model, and the embedding cache over its store."""
+"""What the deployments open alike: the model, the store, and the embedding cache of a stage."""
 
 from __future__ import annotations
 
+import logging
+import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
+from epd.cache.controller import EmbeddingCache
+from epd.cache.entry import HEADER_BYTES
+from epd.cache.errors import StoreUnavailable
 from epd.cache.keys import namespace
-from epd.deployments.settings import Settings, StageSettings, StoreSettings
+from epd.cache.pool import PagePool
+from epd.cache.stores.base import Store
+from epd.cache.stores.factory import make_store
+from epd.cache.types import RowLayout
+from epd.deployments.settings import ModelSettings, StageSettings, StoreSettings
+from epd.models.base import Family
 from epd.models.checkpoint import Checkpoint
-from epd.models.families import Family, family_of, resolve_dtype
+from epd.models.families import family_of, resolve_dtype
+from epd.models.images import ImagePreprocessor
 
-if TYPE_CHECKING:
-    from epd.cache.controller import EmbeddingCache
-    from epd.models.images import ImagePreprocessor
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class OpenModel:
-    """A checkpoint with its family, and the dtype and device that this application computes in."""
+    """A checkpoint with its family, and the dtype and device that the application computes in."""
 
     checkpoint: Checkpoint
     family: Family
     dtype: torch.dtype
     device: torch.device
 
-    def namespace(self, images: ImagePreprocessor | None) -> str:
-        ...
+    @property
+    def takes_images(self) -> bool:
+        return self.row_layout is not None
+
+    @property
+    def row_layout(self) -> RowLayout | None:
+        """Layout of a picture's rows; None for a model that takes text only."""
+        return self.family.row_layout(self.checkpoint, self.dtype)
+
+    def namespace(self, images: ImagePreprocessor) -> str:
+        """Names the rows of this model's encoders; reads the vision weights of a local folder once."""
+        checkpoint = self.checkpoint
+        commit = f"{checkpoint.name}@{checkpoint.revision}" if checkpoint.revision else None
+        return namespace(
+            model=checkpoint.model_type,
+            weights=commit or self.family.encoder_digest(checkpoint),
+            dtype=self.dtype,
+            preprocessing=images.fingerprint,
+        )
 
 
-def open_model(settings: Settings) -> OpenModel: ...
+def open_model(settings: ModelSettings) -> OpenModel:
+    """Raises CheckpointError when the checkpoint cannot be served. `settings.device` must be resolved."""
+    checkpoint = Checkpoint.open(settings.path, settings.revision)
+    device = torch.device(settings.device)
+    return OpenModel(
+        checkpoint, family_of(checkpoint), resolve_dtype(checkpoint, settings.dtype, device), device
+    )
+
+
+def open_store(settings: StoreSettings) -> Store:
+    """A client of the store, behind its circuit breaker.
+
+    Waits for the master for `start_timeout_s`: replicas and a managed master start side by side. Raises
+    StoreUnavailable when it has not come by then.
+    """
+    deadline = time.monotonic() + settings.start_timeout_s
+    while True:
+        try:
+            store = make_store(
+                mooncake_master=settings.address,
+                host=settings.client_host,
+                protocol=settings.protocol,
+                device=settings.device,
+                timeout_s=settings.timeout_s,
+            )
+            break
+        except StoreUnavailable as error:
+            if time.monotonic() > deadline:
+                raise
+            logger.info("waiting for the store: %s", error)
+            time.sleep(0.5)
+    assert store is not None, "a master was named"
+    return store
+
+
+def open_cache(model: OpenModel, stage: StageSettings, store: StoreSettings) -> EmbeddingCache:
+    """The page pool of a stage and the store behind it. Call it on the event loop that will use it."""
+    layout = model.row_layout
+    assert layout is not None, "a model without pictures needs no cache"
+    num_pages = stage.pool_bytes // (stage.page_tokens * layout.row_bytes + HEADER_BYTES)
+    pool = PagePool(layout, stage.page_tokens, num_pages)
+    return EmbeddingCache(pool, open_store(store), timeout_s=store.timeout_s)

@@ -310,7 +310,8 @@ static PyObject *driver_copy(PyObject *self, PyObject *const *args, Py_ssize_t n
     if (PyObject_GetBuffer(args[0], &table, PyBUF_WRITABLE) < 0) {
         return NULL;
     }
-    if (table.len % (Py_ssize_t)(3 * sizeof(uint64_t)) != 0 || (uintptr_t)table.buf % sizeof(uint64_t) != 0) {
+    if (table.len % (Py_ssize_t)(3 * sizeof(uint64_t)) != 0 ||
+        (table.len != 0 && (uintptr_t)table.buf % sizeof(uint64_t) != 0)) {
         PyBuffer_Release(&table);
         return PyErr_Format(PyExc_ValueError, "table must be aligned 64-bit integers [3, n], got %zd bytes",
                             table.len);

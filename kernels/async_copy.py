@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from threading import Lock
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -16,6 +16,12 @@ class CopyEvent(Protocol):
     def query(self) -> bool: ...
 
     def synchronize(self) -> None: ...
+
+
+class CopyStream(Protocol):
+    """What is used of `torch.cuda.Stream`."""
+
+    def wait_event(self, event: Any) -> None: ...
 
 
 class AsyncCopy:
@@ -53,7 +59,7 @@ class AsyncCopy:
             event.synchronize()
             self._let_go()
 
-    def wait_stream(self, stream: torch.cuda.Stream | None = None) -> None:
+    def wait_stream(self, stream: CopyStream | None = None) -> None:
         """Makes later work of `stream` wait for the copies, without blocking the host.
 
         Default: the current stream of the device that takes part.
@@ -61,14 +67,16 @@ class AsyncCopy:
         event, tensors = self._event, self._tensors
         if event is None:
             return
-        if stream is None:
-            stream = torch.cuda.current_stream(next(t.device for t in tensors if t.is_cuda))
-        stream.wait_event(event)
+        (stream or _current_stream(tensors)).wait_event(event)
 
     def _let_go(self) -> None:
         self._event = None
         self._tensors = ()
         host_memory.release_finished()
+
+
+def _current_stream(tensors: tuple[torch.Tensor, ...]) -> CopyStream:
+    return torch.cuda.current_stream(next(t.device for t in tensors if t.is_cuda))
 
 
 class HostMemory:

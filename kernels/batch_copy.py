@@ -7,6 +7,7 @@ own `cuGetProcAddress` for `cuMemcpyBatchAsync` as of CUDA 12.8.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal, Protocol, cast
@@ -88,14 +89,25 @@ def default_driver() -> Driver:
     return load_driver()
 
 
-def describe(driver: Driver, device: int, *, hip: str | None = None) -> BatchCopyStatus:
-    """`BatchCopyStatus` of `driver` on `device`; `hip` is torch's ROCm version, where it is such a build."""
-    if hip is not None:
-        return BatchCopyStatus("copy_", f"a ROCm build of torch ({hip}) has no CUDA driver", 0)
+def describe(driver: Driver, device: int) -> BatchCopyStatus:
+    """How `driver` copies between pinned host memory and `device`."""
     if driver.path == "none":
         return BatchCopyStatus("copy_", driver.reason, driver.version)
     if driver.path == "ranges":
         return BatchCopyStatus("ranges", driver.reason, driver.version)
     if not driver.supports(device):
-        return BatchCopyStatus("ranges", f"not supported on device {device}", driver.version)
+        reason = f"batched copies not supported on device {device}"
+        return BatchCopyStatus("ranges", reason, driver.version)
     return BatchCopyStatus("batch", None, driver.version)
+
+
+def status_of_build(
+    hip: str | None, device: int, open_driver: Callable[[], Driver] = default_driver
+) -> BatchCopyStatus:
+    """`describe` of the driver that `open_driver` opens, except on a ROCm build of torch, of version `hip`.
+
+    Torch calls a ROCm build's devices cuda, and there is no CUDA driver to open.
+    """
+    if hip is not None:
+        return BatchCopyStatus("copy_", f"ROCm build of torch ({hip}): no CUDA driver", 0)
+    return describe(open_driver(), device)

@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 import torch
 
 from epd.kernels.async_copy import AsyncCopy, TransferPath
-from epd.kernels.batch_copy import BatchCopyStatus, Driver, default_driver, describe
+from epd.kernels.batch_copy import BatchCopyStatus, Driver, default_driver, status_of_build
 from epd.kernels.transfer_plan import RowNumbers, TransferPlan
 
 __all__ = ["AsyncCopy", "BatchCopyStatus", "TransferPlan", "batch_copy_status", "run_plan", "transfer_ranges"]
@@ -22,9 +22,7 @@ def batch_copy_status(device: int = 0) -> BatchCopyStatus:
 
     Opens the driver library at the first call; on a ROCm build of torch, never.
     """
-    if torch.version.hip is not None:
-        return BatchCopyStatus("copy_", f"ROCm build of torch ({torch.version.hip}): no CUDA driver", 0)
-    return describe(default_driver(), device)
+    return status_of_build(torch.version.hip, device)
 
 
 def transfer_ranges(
@@ -39,7 +37,8 @@ def transfer_ranges(
 
     `src` `[src_rows, width]` and `dst` `[dst_rows, width]` have one dtype and share no memory. Where a CUDA
     device takes part the copies run on `stream` (default: its current one), after the work already
-    submitted there; the caller makes `stream` wait for what other streams write. CPU to CPU has ended on return.
+    submitted there; the caller makes `stream` wait for what other streams write. CPU to CPU has ended
+    on return.
 
     Raises ValueError, naming the range, before anything is submitted: lists of unequal length, negative
     or out-of-bounds ranges, overlapping destinations, another dtype or row width. Raises RuntimeError,
@@ -67,19 +66,20 @@ def run_plan(
         return AsyncCopy("copy_")
     if stream is None:
         stream = torch.cuda.current_stream(device)
+    elif stream.device != device:
+        raise ValueError(f"stream of {stream.device} for a tensor on {device}")
     driver = native_driver(src, dst) if force != "copy_" else None
+    handle, batch = stream.cuda_stream, force is None
     with torch.cuda.stream(stream):
         try:
-            path = submit(
-                plan, src, dst, driver, stream.cuda_stream, stream.device_index, batch=force is None
-            )
+            path = submit(plan, src, dst, driver, handle, device.index, batch=batch)
         except RuntimeError:
             stream.synchronize()
             raise
         for tensor in (src, dst):
             if tensor.is_cuda:
                 tensor.record_stream(stream)
-        event = torch.cuda.Event()
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(stream)
     return AsyncCopy(path, event, src, dst)
 

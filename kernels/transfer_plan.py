@@ -6,6 +6,7 @@ Nothing here knows of tensors or devices: rows are numbered, and an address is a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import index
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -58,7 +59,7 @@ class TransferPlan:
     @property
     def num_ranges(self) -> int:
         """Ranges left after merging."""
-        return self._table.shape[1]
+        return len(self._table[0])
 
     @property
     def num_rows(self) -> int:
@@ -96,8 +97,8 @@ class TransferPlan:
         """Hands all ranges to `driver` and returns without waiting for the copies.
 
         Addresses are those of row 0; the caller has checked the bounds. `stream` is a CUstream handle,
-        `device` the ordinal it belongs to. `batch=False` forces one call per range. `any_order` lets the driver
-        read the source before earlier work of the stream is done. Returns the path taken.
+        `device` the ordinal it belongs to. `batch=False` forces one call per range. `any_order` lets the
+        driver read the source before earlier work of the stream is done. Returns the path taken.
         Raises RuntimeError, naming the driver's error, after the stream was waited for.
         """
         if not self.num_ranges or not row_bytes:
@@ -107,7 +108,7 @@ class TransferPlan:
             return driver.copy(table, stream, device, batch, any_order)
 
     def _address_table(self, src_address: int, dst_address: int, row_bytes: int) -> Int64Array:
-        """`[3, num_ranges]`: destination and source addresses, and sizes, in bytes. Kept for the next call."""
+        """`[3, num_ranges]`: destination and source addresses, sizes in bytes. Kept for the next call."""
         wanted = (src_address, dst_address, row_bytes)
         if self._addresses is None:
             self._addresses = np.empty_like(self._table)
@@ -120,25 +121,32 @@ class TransferPlan:
         return self._addresses
 
     def _raise_unrepresentable(self) -> None:
-        for name, numbers in zip(("source start", "destination start", "length"), self._given, strict=True):
+        for name, numbers in zip(("src_starts", "dst_starts", "lengths"), self._given, strict=True):
             for i, number in enumerate(numbers.tolist()):
-                if number < 0:
-                    raise ValueError(f"range {i}: {name} {number} is negative")
-                if number >= _NUM_ROWS_LIMIT:
-                    raise ValueError(f"range {i}: {name} {number} is out of bounds")
+                if not 0 <= number < _NUM_ROWS_LIMIT:
+                    problem = "negative" if number < 0 else "out of bounds"
+                    raise ValueError(f"range {i}: {name} {number} is {problem}")
 
 
 def _row_numbers(name: str, numbers: RowNumbers) -> Int64Array:
     try:
         array = np.asarray(numbers)
-        if array.size == 0:
-            array = array.astype(np.int64)
-        array = array.astype(np.int64, casting="safe", copy=False)
-    except (TypeError, OverflowError) as error:
-        raise ValueError(f"{name} must be integers that fit in 64 bits: {error}") from None
+        array = array.astype(np.int64, casting="safe" if array.size else "unsafe", copy=False)
+    except (TypeError, ValueError, OverflowError):
+        array = np.array([_row_number(name, i, n) for i, n in enumerate(numbers)], dtype=np.int64)
     if array.ndim != 1:
         raise ValueError(f"{name} must be one-dimensional, got shape {array.shape}")
     return array
+
+
+def _row_number(name: str, i: int, number: object) -> int:
+    try:
+        value = index(number)  # type: ignore[arg-type]  # that is the question
+    except TypeError:
+        raise ValueError(f"range {i}: {name} holds {number!r}, not an integer") from None
+    if not -_NUM_ROWS_LIMIT < value < _NUM_ROWS_LIMIT:
+        raise ValueError(f"range {i}: {name} {value} is out of bounds")
+    return value
 
 
 def _merge(

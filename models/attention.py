@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
-from torch import nn
 from transformers import AttentionInterface
 
 from epd.kernels.attention.base import AttentionPass
@@ -13,8 +14,15 @@ from epd.kernels.attention.base import AttentionPass
 IMPLEMENTATION = "epd_packed"
 
 
+class AttentionModule(Protocol):
+    """What an attention layer of transformers tells about itself."""
+
+    layer_idx: int
+    is_causal: bool
+
+
 def attend_packed(
-    module: nn.Module,
+    module: AttentionModule,
     q_1HTD: torch.Tensor,
     k_1GTD: torch.Tensor,
     v_1GTE: torch.Tensor,
@@ -27,15 +35,18 @@ def attend_packed(
 ) -> tuple[torch.Tensor, None]:
     """An attention function for transformers; returns `o_1THE` and no weights.
 
-    `attention_pass` comes as a keyword of the model's forward. `module` carries `layer_idx` and `is_causal`.
+    `attention_pass` comes as a keyword of the model's forward.
     """
     assert attention_mask is None, "a packed batch has no mask"
-    layer, causal = module.layer_idx, module.is_causal
-    assert isinstance(layer, int)
-    assert isinstance(causal, bool)
     q_THD, k_TGD, v_TGE = (x[0].transpose(0, 1) for x in (q_1HTD, k_1GTD, v_1GTE))
     o_THE = attention_pass.attend(
-        layer, q_THD, k_TGD, v_TGE, causal=causal, scale=scaling, window=sliding_window
+        module.layer_idx,
+        q_THD,
+        k_TGD,
+        v_TGE,
+        causal=module.is_causal,
+        scale=scaling,
+        window=sliding_window,
     )
     return o_THE[None], None
 

@@ -16,8 +16,6 @@ from epd.models.weights import WeightFiles
 
 DEMO = "demo"
 _WANTED_FILES = ("*.json", "*.txt", "*.safetensors", "*.jinja")
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-DTYPE_NAMES = ("auto", *_DTYPES)
 
 
 class Checkpoint:
@@ -62,11 +60,12 @@ class Checkpoint:
 
     @classmethod
     def _from_hub(cls, name: str, revision: str | None, download: Callable[..., str] | None) -> Checkpoint:
-        if download is None:
-            from huggingface_hub import snapshot_download as download
+        from huggingface_hub import snapshot_download
+
+        fetch = snapshot_download if download is None else download
         at = f" at revision {revision}" if revision else ""
         try:
-            folder = Path(download(name, revision=revision, allow_patterns=list(_WANTED_FILES)))
+            folder = Path(fetch(name, revision=revision, allow_patterns=list(_WANTED_FILES)))
         except (OSError, ValueError) as error:  # what the hub's own errors derive from
             raise CheckpointError(
                 f"{name!r}{at} is neither {DEMO!r}, a folder, nor a model that the hub or its local cache "
@@ -101,21 +100,6 @@ class Checkpoint:
         """One of its JSON files, or None when it has no such file. Raises CheckpointError when broken."""
         path = self.folder / name
         return _read_json(path) if path.is_file() else None
-
-    def resolve_dtype(self, name: str, device: torch.device | str) -> torch.dtype:
-        """The dtype to load weights in: `"float32"`, `"bfloat16"`, `"float16"` or `"auto"`.
-
-        auto: what the checkpoint says on CUDA, float32 on a CPU, where narrower types are slower.
-        Raises ValueError for any other name.
-        """
-        if name in _DTYPES:
-            return _DTYPES[name]
-        if name != "auto":
-            raise ValueError(f"dtype must be one of {', '.join(DTYPE_NAMES)}, got {name!r}")
-        if torch.device(device).type == "cpu":
-            return torch.float32
-        said = self.config.dtype or self.config.get_text_config().dtype
-        return said if isinstance(said, torch.dtype) else self.weights.dtype("")
 
 
 def demo_folder() -> Path:

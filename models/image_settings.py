@@ -75,6 +75,8 @@ class ImageSettings:
         """Grid of a picture of that size. Raises InvalidItem when its sides are too unlike."""
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
+        if min(width, height) < 1:
+            raise InvalidItem(f"a picture of {width} x {height} pixels")
         factor = self.patch_size * self.merge_size
         try:
             high, wide = smart_resize(height, width, factor, self.min_pixels, self.max_pixels)
@@ -98,7 +100,9 @@ def load_processor(checkpoint: Checkpoint) -> Any:
             f"{checkpoint.name} has an image processor of type {kind!r}, not Qwen2VLImageProcessor"
         )
     if not processor.do_resize:
-        raise CheckpointError(f"{checkpoint.name}: an image processor that does not resize cannot be followed")
+        raise CheckpointError(
+            f"{checkpoint.name}: an image processor that does not resize cannot be followed"
+        )
     return processor
 
 
@@ -110,4 +114,4 @@ def byte_table(checkpoint: Checkpoint) -> torch.Tensor:
         values = processor.rescale(values, processor.rescale_factor)
     if processor.do_normalize:
         values = processor.normalize(values, processor.image_mean, processor.image_std)
-    return torch.from_numpy(np.array(values, dtype=np.float32).reshape(3, 256))
+    return torch.from_numpy(np.array(values, dtype=np.float32, order="C").reshape(3, 256))

@@ -11,7 +11,7 @@ from io import BytesIO
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from epd.cache.types import MediaGrid
 from epd.models.checkpoint import Checkpoint
@@ -23,7 +23,17 @@ from epd.models.orientation import read_orientation, turn, turned_size
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "JPEG2000", "AVIF")
 _RULES_VERSION = 1  # raise it when orientation, alpha or RGB are handled differently
 # What Pillow's decoders raise on bytes that are not what they claim to be.
-_BROKEN = (OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, struct.error, zlib.error)
+_BROKEN = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    TypeError,
+    LookupError,
+    EOFError,
+    RuntimeError,  # AVIF
+    struct.error,
+    zlib.error,
+)
 
 
 class ImagePreprocessor:
@@ -73,7 +83,7 @@ class ImagePreprocessor:
 
     @contextmanager
     def _opened(self, data: bytes) -> Iterator[Image.Image]:
-        """The picture, not decoded yet; what Pillow raises on bad bytes becomes InvalidItem without the bytes."""
+        """The picture, not decoded yet. What Pillow raises on bad bytes becomes InvalidItem, without them."""
         if not data:
             raise InvalidItem("the picture is empty")
         try:
@@ -81,7 +91,7 @@ class ImagePreprocessor:
                 yield image
         except InvalidItem:
             raise
-        except Image.UnidentifiedImageError:
+        except UnidentifiedImageError:
             raise InvalidItem(f"{len(data)} bytes that are no picture of a known format") from None
         except (Image.DecompressionBombError, Image.DecompressionBombWarning):
             raise InvalidItem("the picture has too many pixels") from None
@@ -91,7 +101,9 @@ class ImagePreprocessor:
     def _measure(self, image: Image.Image, data: bytes) -> tuple[int, MediaGrid]:
         width, height = image.size
         if self._max_pixels is not None and width * height > self._max_pixels:
-            raise InvalidItem(f"the picture has {width} x {height} pixels, over the limit of {self._max_pixels}")
+            raise InvalidItem(
+                f"the picture has {width} x {height} pixels, over the limit of {self._max_pixels}"
+            )
         orientation = read_orientation(image, data)
         return orientation, self.settings.fit(*turned_size(image, orientation))
 

@@ -23,8 +23,9 @@ def load_part(
     device: torch.device | str,
     *,
     not_ours: Sequence[str] = (),
+    **arguments: object,
 ) -> Any:
-    """`model_class(config)` with the tensors under `prefix`, in `dtype` on `device`, for inference.
+    """`model_class(config, **arguments)` with the tensors under `prefix`, for inference.
 
     Only the files that hold such a tensor are opened. `not_ours`: names after the prefix (or starts of
     names) that belong to another part, such as a head.
@@ -43,6 +44,7 @@ def load_part(
         attn_implementation=IMPLEMENTATION,
         ignore_mismatched_sizes=True,  # they are refused below, by name
         output_loading_info=True,
+        **arguments,
     )
     troubles = [
         _listed("missing", [prefix + name for name in info["missing_keys"]]),

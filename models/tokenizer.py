@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+from tokenizers import Encoding, Tokenizer
 
 from epd.models.checkpoint import Checkpoint
 from epd.models.errors import CheckpointError, InvalidItem
 
-
-@dataclass(frozen=True, slots=True)
-class EncodedText:
-    """`ids [n]` int64, and `starts [n]`: the character of the text at which each token starts."""
-
-    ids: npt.NDArray[np.int64]
-    starts: npt.NDArray[np.int64]
-
-    def cut(self, num_tokens: int) -> EncodedText:
-        """The first `num_tokens` tokens."""
-        return EncodedText(self.ids[:num_tokens], self.starts[:num_tokens])
+Ids = npt.NDArray[np.int64]
 
 
 class TextTokenizer:
@@ -33,7 +24,6 @@ class TextTokenizer:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         """Raises CheckpointError when the checkpoint has no tokenizer of the `tokenizers` library."""
-        from tokenizers import Tokenizer
         from transformers import AutoTokenizer
 
         try:
@@ -47,12 +37,7 @@ class TextTokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True
-        self.prefix, self.suffix = _additions(tokenizer)
-
-    @property
-    def vocab_size(self) -> int:
-        """Ids are below this."""
-        return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+        self.prefix, self.suffix = map(as_ids, _additions(tokenizer))
 
     def special(self, token: str) -> int:
         """Id of a special token. Raises CheckpointError when the tokenizer has no such token."""
@@ -61,15 +46,25 @@ class TextTokenizer:
             raise CheckpointError(f"the tokenizer of {self._name} has no token {token}")
         return int(number)
 
-    def encode(self, text: str) -> EncodedText:
-        """Tokens of `text` alone, without prefix and suffix. Raises InvalidItem for lone surrogates."""
+    def encode(self, text: str) -> Ids:
+        """Ids of `text` alone, without prefix and suffix. Raises InvalidItem for lone surrogates."""
+        return as_ids(self._encoding(text).ids)
+
+    def count_before(self, text: str, character: int) -> int:
+        """How many tokens of `text` start before its character number `character`."""
+        return sum(start < character for start, _ in self._encoding(text).offsets)
+
+    def _encoding(self, text: str) -> Encoding:
         try:
             text.encode()
         except UnicodeEncodeError:
             raise InvalidItem("a text is not valid Unicode: it holds a lone surrogate") from None
-        encoding = self._tokenizer.encode(text, add_special_tokens=False)
-        starts = [start for start, _ in encoding.offsets]
-        return EncodedText(np.array(encoding.ids, dtype=np.int64), np.array(starts, dtype=np.int64))
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+
+def as_ids(values: Sequence[int]) -> Ids:
+    """An int64 array."""
+    return np.array(values, dtype=np.int64)
 
 
 def _additions(tokenizer: object) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -51,3 +51,13 @@ class PackedBatch:
     @property
     def num_tokens(self) -> int:
         return self.token_ids.shape[0]
+
+    def with_rows(self, media_rows: torch.Tensor) -> PackedBatch:
+        """The same batch with its pictures' rows `[V, row_dim]`, in the order of `media_index`.
+
+        Raises ValueError when their number is not that of the places they fill.
+        """
+        places = 0 if self.media_index is None else len(self.media_index)
+        if len(media_rows) != places:
+            raise ValueError(f"{len(media_rows)} rows for {places} places")
+        return replace(self, media_rows=media_rows)

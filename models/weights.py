@@ -68,7 +68,9 @@ class WeightFiles:
         for name in sorted(place):
             header, data_start = headers[place[name]]
             if name not in header:
-                raise CheckpointError(f"{self._folder / place[name]} lacks {name}, which the index says it holds")
+                raise CheckpointError(
+                    f"{self._folder / place[name]} lacks {name}, which the index says it holds"
+                )
             entry = header[name]
             begin, end = entry["data_offsets"]
             label = json.dumps([name, entry["dtype"], entry["shape"], end - begin]).encode()

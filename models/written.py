@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
-import numpy.typing as npt
 
 from epd.cache.types import MediaGrid
 from epd.models.errors import InvalidItem
-from epd.models.tokenizer import TextTokenizer
+from epd.models.tokenizer import Ids, TextTokenizer
 from epd.models.types import MediaSpan, TokenSequence
 
 
@@ -22,11 +21,12 @@ class _Text:
     fixed: int
 
 
-@dataclass(slots=True)
-class _Piece:
-    ids: npt.NDArray[np.int64]
+@dataclass(frozen=True, slots=True)
+class _Fixed:
+    """Ids that stay as they are; a picture's placeholders when there is a grid."""
+
+    ids: Ids
     grid: MediaGrid | None = None
-    spare: int = 0  # tokens at its end that truncation may take
 
 
 class Written:
@@ -38,15 +38,15 @@ class Written:
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self._tokenizer = tokenizer
-        self._pieces: list[_Text | _Piece] = []
+        self._pieces: list[_Text | _Fixed] = []
 
-    def add_token(self, token: int) -> None:
-        """A special token."""
-        self._pieces.append(_Piece(np.array([token], dtype=np.int64)))
+    def add_ids(self, ids: Ids) -> None:
+        """Ids of the template that begin and end with a special token."""
+        self._pieces.append(_Fixed(ids))
 
     def add_media(self, token: int, grid: MediaGrid, num_tokens: int) -> None:
         """`num_tokens` placeholders that a picture's rows will fill."""
-        self._pieces.append(_Piece(np.full(num_tokens, token, dtype=np.int64), grid))
+        self._pieces.append(_Fixed(np.full(num_tokens, token, dtype=np.int64), grid))
 
     def add_text(self, text: str) -> None:
         """Text of the template."""
@@ -65,41 +65,37 @@ class Written:
         that short. A token that the user's text shares with the template stays.
         Raises InvalidItem when that is not enough.
         """
-        pieces = list(self._tokenised())
-        if max_tokens is not None:
-            _shorten(pieces, max_tokens)
-        spans, start = [], 0
-        for piece in pieces:
-            if piece.grid is not None:
-                spans.append(MediaSpan(start, len(piece.ids), piece.grid))
-            start += len(piece.ids)
-        return TokenSequence(np.concatenate([piece.ids for piece in pieces]), tuple(spans))
+        ids = [piece.ids if isinstance(piece, _Fixed) else self._encode(piece) for piece in self._pieces]
+        ids = [self._tokenizer.prefix, *ids, self._tokenizer.suffix]
+        if max_tokens is not None and (over := sum(map(len, ids)) - max_tokens) > 0:
+            self._shorten(ids, over, max_tokens)
+        starts = accumulate(map(len, ids))
+        spans = [
+            MediaSpan(start, len(piece.ids), piece.grid)
+            for start, piece in zip(starts, self._pieces, strict=False)
+            if isinstance(piece, _Fixed) and piece.grid is not None
+        ]
+        return TokenSequence(np.concatenate(ids), tuple(spans))
 
     def _last_text(self) -> _Text:
         if self._pieces and isinstance(last := self._pieces[-1], _Text):
             return last
-        self._pieces.append(fresh := _Text("", 0))
+        fresh = _Text("", 0)
+        self._pieces.append(fresh)
         return fresh
 
-    def _tokenised(self) -> Iterator[_Piece]:
-        yield _Piece(np.array(self._tokenizer.prefix, dtype=np.int64))
-        for piece in self._pieces:
-            if isinstance(piece, _Piece):
-                yield piece
-            else:
-                encoded = self._tokenizer.encode(piece.text)
-                kept = int(np.searchsorted(encoded.starts, piece.fixed))
-                yield _Piece(encoded.ids, spare=len(encoded.ids) - kept)
-        yield _Piece(np.array(self._tokenizer.suffix, dtype=np.int64))
+    def _encode(self, piece: _Text) -> Ids:
+        return self._tokenizer.encode(piece.text)
 
-
-def _shorten(pieces: list[_Piece], max_tokens: int) -> None:
-    over = sum(len(piece.ids) for piece in pieces) - max_tokens
-    for piece in reversed(pieces):
-        if (taken := min(over, piece.spare)) > 0:
-            piece.ids = piece.ids[: len(piece.ids) - taken]
-            over -= taken
-    if over > 0:
-        raise InvalidItem(
-            f"the item has {max_tokens + over} tokens without its text, over the limit of {max_tokens}"
-        )
+    def _shorten(self, ids: list[Ids], over: int, max_tokens: int) -> None:
+        """Take `over` ids from the users' texts; `ids[0]` is the prefix, then one entry for each piece."""
+        for place, piece in reversed(list(enumerate(self._pieces, start=1))):
+            if over > 0 and isinstance(piece, _Text):
+                spare = len(ids[place]) - self._tokenizer.count_before(piece.text, piece.fixed)
+                taken = min(over, spare)
+                ids[place] = ids[place][: len(ids[place]) - taken]
+                over -= taken
+        if over > 0:
+            raise InvalidItem(
+                f"the item has {max_tokens + over} tokens without its text, over the limit of {max_tokens}"
+            )

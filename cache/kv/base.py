@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 
 
-@dataclass(frozen=True, slots=True)
-class KVShape:
-    """Keys and values of a model's every token: per layer `[num_kv_heads, head_dim_k]` and `[.., head_dim_v]`."""
+class KVShape(NamedTuple):
+    """What one token leaves in each layer: keys `[num_kv_heads, head_dim_k]`, values `[.., head_dim_v]`."""
 
     num_layers: int
     num_kv_heads: int

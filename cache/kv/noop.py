@@ -48,7 +48,7 @@ class NoOpKVPool(KVPool):
         self._k = [torch.zeros(*page, shape.head_dim_k, dtype=model_dtype, device=device) for _ in layers]
         self._v = [torch.zeros(*page, shape.head_dim_v, dtype=model_dtype, device=device) for _ in layers]
         logger.info(
-            "KV pool allocates nothing: %d logical tokens, placeholder of one page of %d tokens per layer, %d bytes",
+            "KV pool allocates nothing: %d logical tokens, a placeholder page of %d per layer, %d bytes",
             self.num_tokens,
             page_size,
             self.placeholder_bytes,

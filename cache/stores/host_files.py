@@ -7,9 +7,8 @@ import fcntl
 import os
 import shutil
 import stat
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from ctypes import c_char
 from hashlib import blake2b
 from pathlib import Path
@@ -34,24 +33,33 @@ class HostDirectory:
         """Raises StoreUnavailable when there can be no such directory."""
         self.path = path
         try:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            while not self._open():
+                pass
         except OSError as error:
             raise StoreUnavailable(f"cannot use {path} for shared memory: {error}") from error
-        try:
-            self._check_private()
-            self._lock = os.open(_LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600, dir_fd=self._fd)
-            fcntl.flock(self._lock, fcntl.LOCK_SH)
-            os.close(os.open(".", os.O_TMPFILE | os.O_RDWR, 0o600, dir_fd=self._fd))
-        except OSError as error:
-            os.close(self._fd)
-            raise StoreUnavailable(f"{path} does not support unnamed files: {error}") from error
 
-    def _check_private(self) -> None:
-        status = os.fstat(self._fd)
-        if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
-            os.close(self._fd)
-            raise StoreUnavailable(f"{self.path} is open to other users: remove it, or name another")
+    def _open(self) -> bool:
+        """False when another process, the last to use the directory, removed it meanwhile."""
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        with ExitStack() as undo:
+            undo.callback(os.close, self._fd)
+            status = os.fstat(self._fd)
+            if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
+                raise PermissionError(
+                    errno.EPERM, "it is open to other users: remove it, or use another name"
+                )
+            try:
+                self._lock = os.open(_LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600, dir_fd=self._fd)
+            except FileNotFoundError:
+                return False
+            undo.callback(os.close, self._lock)
+            fcntl.flock(self._lock, fcntl.LOCK_SH)
+            if not os.fstat(self._lock).st_nlink:
+                return False
+            os.close(os.open(".", os.O_TMPFILE | os.O_RDWR, 0o600, dir_fd=self._fd))
+            undo.pop_all()
+        return True
 
     def exists(self, key: str) -> bool:
         try:
@@ -96,17 +104,15 @@ class HostDirectory:
             os.close(fd)
 
     def remove(self, name: str) -> None:
-        try:
+        with suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self._fd)
-        except FileNotFoundError:
-            pass
 
     def files(self) -> list[tuple[float, str, int]]:
         """`(time of last use, name, bytes)` of each file, in no order."""
         found = []
         with os.scandir(self._fd) as entries:
             for entry in entries:
-                if entry.name == _LOCK_NAME:
+                if entry.name.startswith("."):
                     continue
                 try:
                     status = entry.stat(follow_symlinks=False)
@@ -123,7 +129,7 @@ class HostDirectory:
     @contextmanager
     def evicting(self) -> Iterator[bool]:
         """Whether this process may evict now: one at a time does. The lock dies with its process."""
-        fd = os.open(_LOCK_NAME + ".evict", os.O_RDWR | os.O_CREAT, 0o600, dir_fd=self._fd)
+        fd = os.open(".evicting", os.O_RDWR | os.O_CREAT, 0o600, dir_fd=self._fd)
         try:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -156,15 +162,18 @@ def is_unused(lock: int) -> bool:
     return True
 
 
-def remove_abandoned(parent: Path, prefix: str, keep: Path) -> list[Path]:
-    """Removes directories of this user, named `prefix...`, that no process holds any more. Returns them."""
+def remove_abandoned(parent: Path, prefix: str, keep: Path, now: float) -> list[Path]:
+    """Removes directories of this user, named `prefix...`, that no process holds any more; returns them.
+
+    now: seconds since the epoch. A folder younger than a minute may not be locked yet, and stays.
+    """
     removed = []
     for path in parent.glob(f"{prefix}*"):
         try:
             status = path.lstat()
             if path == keep or not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
                 continue
-            if time.time() - status.st_ctime < _YOUNG_S:
+            if now - status.st_ctime < _YOUNG_S:
                 continue
             lock = os.open(path / _LOCK_NAME, os.O_RDWR | os.O_NOFOLLOW)
         except OSError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
@@ -11,7 +12,7 @@ from threading import Lock
 import torch
 
 from epd.cache.stores.base import Buffers, GetResult, PutResult, total_size
-from epd.cache.stores.host_files import HostDirectory, remove_abandoned
+from epd.cache.stores.host_files import HostDirectory, file_name, remove_abandoned
 
 logger = logging.getLogger(__name__)
 
@@ -34,10 +35,11 @@ class SharedMemoryStore:
         self._directory = HostDirectory(path)
         self._capacity = capacity_bytes
         self._lock = Lock()
-        self._unscanned = 0
+        self._written = 0
         self._counts = {"host_evictions": 0, "host_full": 0}
-        remove_abandoned(parent, _PREFIX, keep=path)
-        room = self._directory.free_bytes() + self._scan()
+        remove_abandoned(parent, _PREFIX, keep=path, now=time.time())
+        self._used = self._scan()
+        room = self._directory.free_bytes() + self._used
         if not 0 < capacity_bytes <= room:
             self._directory.close()
             raise ValueError(
@@ -80,7 +82,7 @@ class SharedMemoryStore:
             except OSError as error:
                 if error.errno != errno.ENOSPC:
                     raise
-                self._evict(target=max(0, self._scan() - max(size * 2, self._capacity // 8)))
+                self._evict(self._scan() - max(2 * size, self._capacity // _SCANS_PER_FILL))
                 self._directory.write(key, list(buffers), size)
         except OSError as error:
             if error.errno == errno.ENOSPC:
@@ -93,7 +95,7 @@ class SharedMemoryStore:
 
     def remove(self, keys: Sequence[str]) -> None:
         for key in keys:
-            self._directory.remove_key(key)
+            self._directory.remove(file_name(key))
 
     def stats(self) -> dict[str, int]:
         with self._lock:
@@ -103,32 +105,33 @@ class SharedMemoryStore:
         self._directory.close()
 
     def _make_room(self, size: int) -> None:
-        """Looks at the directory now and then, and evicts when what is there and `size` exceed the capacity."""
+        """Counts `size` bytes more; when it is time, looks at the directory and evicts if it is too full."""
         with self._lock:
-            self._unscanned += size
-            if self._unscanned < max(size, self._capacity // _SCANS_PER_FILL) and self._unscanned != size:
+            self._written += size
+            if self._written <= self._capacity // _SCANS_PER_FILL and self._used + size <= self._capacity:
+                self._used += size
                 return
-            self._unscanned = 0
+            self._written = 0
         used = self._scan()
         if used + size > self._capacity:
-            self._evict(target=self._capacity - max(size, self._capacity // 8))
+            used = self._evict(self._capacity - max(size, self._capacity // _SCANS_PER_FILL))
+        with self._lock:
+            self._used = used + size
 
     def _scan(self) -> int:
         return sum(size for _, _, size in self._directory.files())
 
-    def _evict(self, target: int) -> None:
-        """Removes the least recently used files until at most `target` bytes are left."""
+    def _evict(self, target: int) -> int:
+        """Removes the least recently used files down to `target` bytes; says how many bytes are left."""
         with self._directory.evicting() as mine:
-            if not mine:
-                return
             files = sorted(self._directory.files())
             used = sum(size for _, _, size in files)
             evicted = 0
-            for _, name, size in files:
-                if used <= target:
-                    break
+            while mine and used > target and evicted < len(files):
+                _, name, size = files[evicted]
                 self._directory.remove(name)
                 used -= size
                 evicted += 1
         with self._lock:
             self._counts["host_evictions"] += evicted
+        return used

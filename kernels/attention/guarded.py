@@ -37,6 +37,7 @@ class GuardedAttention:
         self._stores_verbatim = stores_verbatim
         self._backend = backend
         self._skip = SkipKV(layout, backend)
+        self._whole = not (batch.cached_prefix or batch.partial_chunk)
 
     def attend(
         self,
@@ -52,7 +53,7 @@ class GuardedAttention:
     ) -> torch.Tensor:
         """See `AttentionPass.attend`."""
         backend = self._backend or backend_for(q_THD, v_TGE)
-        if not self._batch.cached_prefix and window is not None and window >= self.layout.max_length:
+        if window is not None and self._whole and window >= self.layout.max_length:
             window = None  # it covers every sequence
         reason = skip_refusal(
             self._batch,

@@ -49,7 +49,7 @@ def kill_replicas(server: Server, *stages: str) -> None:
 
 
 def test_rows_outlive_the_replicas_that_made_and_read_them(demo_folder: Path, photo: bytes) -> None:
-    """A picture is encoded once: also when both replicas are killed and the third answer comes from new ones."""
+    """A picture is encoded once, also when both replicas are killed and new ones answer."""
     with Server() as server:
         first = vector(server, image_body(photo))
         second = vector(server, image_body(photo))
@@ -58,17 +58,17 @@ def test_rows_outlive_the_replicas_that_made_and_read_them(demo_folder: Path, ph
         assert float(first @ expected) >= 0.99999
         assert float(np.abs(first - expected).max()) <= 1e-5
         (encoder,), (embedder,) = server.stage("encoder"), server.stage("embedder")
-        assert (encoder["encodes"], encoder["cache"]["store_puts"]) == (1, 1)
-        assert (embedder["cache"]["store_hits"], embedder["cache"]["local_hits"]) == (1, 1)
+        assert (encoder["encodes"], encoder["cache"]["put_keys"]) == (1, 1)
+        assert (embedder["cache"]["hits_store"], embedder["cache"]["hits_local"]) == (1, 1)
 
         kill_replicas(server, "encoder", "embedder")
-        gets_before = server.master_metric("master_get_replica_list_requests_total")
+        gets_before = server.master_metric("master_batch_get_replica_list_items_total")
         third = vector(server, image_body(photo))
         assert np.array_equal(first, third)
         (encoder,), (embedder,) = server.stage("encoder"), server.stage("embedder")
-        assert (encoder["encodes"], encoder["cache"]["store_puts"]) == (0, 0)
-        assert embedder["cache"]["store_hits"] == 1
-        assert server.master_metric("master_get_replica_list_requests_total") == gets_before + 1
+        assert (encoder["encodes"], encoder["cache"]["put_keys"]) == (0, 0)
+        assert embedder["cache"]["hits_store"] == 1
+        assert server.master_metric("master_batch_get_replica_list_items_total") == gets_before + 1
 
         assert server.stop() == 0
         assert server.pids() == []

@@ -117,3 +117,19 @@ async def test_cancelled_work_leaves_the_queue() -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
     assert device.batches == [[0], [2]]
     await batcher.close()
+
+
+async def test_a_running_item_is_awaited_when_cancelled() -> None:
+    """What a running item reads stays until its batch has ended, also when its caller goes."""
+    device = FakeDevice()
+    batcher = make(device)
+    task = asyncio.create_task(batcher.submit(1, 1))
+    await asyncio.to_thread(device.started.acquire)
+    task.cancel()
+    await asyncio.wait([task], timeout=0.05)
+    assert not task.done()
+    device.open()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert device.batches == [[1]]
+    await batcher.close()

@@ -48,8 +48,8 @@ class FakePreparer:
 class FakeStages:
     """Both stages over one dictionary of published keys.
 
-    lose: keys that the store takes and forgets. unpublished: keys whose rows travel directly. unreadable: keys that
-    fail to decode. hang: the embedder never answers.
+    lose: keys that the store takes and forgets. unpublished: keys whose rows travel directly.
+    unreadable: keys that fail to decode. hang: the embedder never answers.
     """
 
     def __init__(self) -> None:

@@ -90,31 +90,63 @@ int fake_num_copies;
 fake_batch fake_last_batch;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t released_changed = PTHREAD_COND_INITIALIZER;
-static int released;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static int held, released; /* a batch call waits; it may go on */
 static int num_done; /* of fake_copies */
 static char contexts[MAX_DEVICES];
 static _Thread_local CUcontext current_context;
 
 void fake_reset(void);
+int fake_wait_until_held(void);
 void fake_release(void);
 void fake_layout(uint64_t layout[6]);
 
 void fake_reset(void)
 {
     fake_knobs = defaults;
-    fake_num_calls = fake_num_copies = num_done = released = 0;
+    fake_num_calls = fake_num_copies = num_done = held = released = 0;
     memset(&fake_last_batch, 0, sizeof fake_last_batch);
     current_context = NULL;
 }
 
-/* Lets a held batch call go on; called from another thread. */
+static int wait_until(const int *flag)
+{
+    struct timespec deadline;
+    clock_gettime(CLOCK_REALTIME, &deadline);
+    deadline.tv_sec += 20;
+    int error = 0;
+    while (!*flag && error == 0) {
+        error = pthread_cond_timedwait(&changed, &lock, &deadline);
+    }
+    return *flag;
+}
+
+/* Waits until a batch call is held; called from another thread. */
+int fake_wait_until_held(void)
+{
+    pthread_mutex_lock(&lock);
+    int result = wait_until(&held);
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+/* Lets it go on. */
 void fake_release(void)
 {
     pthread_mutex_lock(&lock);
     released = 1;
-    pthread_cond_broadcast(&released_changed);
+    pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
+}
+
+static int hold(void)
+{
+    pthread_mutex_lock(&lock);
+    held = 1;
+    pthread_cond_broadcast(&changed);
+    int result = wait_until(&released);
+    pthread_mutex_unlock(&lock);
+    return result;
 }
 
 /* Size and field offsets of CUmemcpyAttributes as this library was compiled. */
@@ -154,21 +186,11 @@ static CUresult add_copy(CUdeviceptr dst, CUdeviceptr src, size_t size, CUstream
     return CUDA_SUCCESS;
 }
 
-static int wait_for_release(void)
-{
-    struct timespec deadline;
-    clock_gettime(CLOCK_REALTIME, &deadline);
-    deadline.tv_sec += 30;
-    int timed_out = 0;
-    pthread_mutex_lock(&lock);
-    while (!released && timed_out == 0) {
-        timed_out = pthread_cond_timedwait(&released_changed, &lock, &deadline);
-    }
-    pthread_mutex_unlock(&lock);
-    return released;
-}
-
 /* ---- the driver's functions ---- */
+
+#ifdef FAKE_WITHOUT_LOOKUP
+#define cuGetProcAddress_v2 not_cuGetProcAddress_v2
+#endif
 
 CUresult cuDriverGetVersion(int *version);
 CUresult cuGetErrorName(CUresult error, const char **name);
@@ -286,7 +308,7 @@ static CUresult batch_as_of_12080(CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *
     if (fake_knobs.devices_without_batches & (1u << device)) {
         return CUDA_ERROR_NOT_SUPPORTED;
     }
-    if (fake_knobs.hold && !wait_for_release()) {
+    if (fake_knobs.hold && !hold()) {
         return CUDA_ERROR_LAUNCH_TIMEOUT;
     }
     fake_last_batch = (fake_batch){
@@ -337,7 +359,6 @@ CUresult cuMemcpyBatchAsync_v2(void)
 }
 #endif
 
-#ifndef FAKE_WITHOUT_LOOKUP
 CUresult cuGetProcAddress_v2(const char *symbol, void **function, int version, cuuint64_t flags,
                              CUdriverProcAddressQueryResult *status)
 {
@@ -358,4 +379,3 @@ CUresult cuGetProcAddress_v2(const char *symbol, void **function, int version, c
     }
     return CUDA_SUCCESS;
 }
-#endif

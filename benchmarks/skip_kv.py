@@ -1,0 +1,113 @@
+"""Skip-KV against the paged path on the shape of Qwen3-Embedding-0.6B, on this machine's CPU.
+
+    python -m benchmarks.skip_kv [--dtype float32 bfloat16] [--batches 30x30] [--repeats 5] [--threads N]
+
+Prints, for batches of 1, 8 and 30 x 30 and 8 x 512 tokens: the paged write (w), gather (g) and the attention
+(a) of one layer; whole forwards of `kv_cache: none` against `kv_cache: paged` with `skip_kv: off`, in pairs;
+and where a forward's time goes. Keeps what it printed in benchmarks/results/skip_kv.txt.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from benchmarks.kv_timing import (
+    ForwardTimes,
+    LayerTimes,
+    machine,
+    make_model,
+    profile_forward,
+    table,
+    time_forward,
+    time_layer,
+)
+
+BATCHES = ((1, 30), (8, 30), (30, 30), (8, 512))
+RESULTS = Path(__file__).parent / "results"
+
+
+def layer_row(name: str, times: LayerTimes) -> list[str]:
+    """One line of the table of parts."""
+    parts = [f"{seconds * 1e6:.0f}" for seconds in (times.write, times.gather, times.attend)]
+    return [name, *parts, f"{times.ratio:.3f}"]
+
+
+def forward_row(name: str, tokens: int, times: ForwardTimes) -> list[str]:
+    """One line of the table of forwards."""
+    skip, paged = median(times.skip), median(times.paged)
+    ratios = [b / a for a, b in zip(times.skip, times.paged, strict=True)]
+    return [
+        name,
+        str(len(ratios)),
+        f"{skip * 1e3:.1f}",
+        f"{paged * 1e3:.1f}",
+        f"{times.ratio:.3f}",
+        f"{min(ratios):.3f}..{max(ratios):.3f}",
+        f"{tokens / skip:.0f}",
+        f"{tokens / paged:.0f}",
+        f"{times.skip_peak / 2**20:.0f}",
+        f"{times.paged_peak / 2**20:.0f}",
+    ]
+
+
+LAYER_HEADER = ("one layer", "w us", "g us", "a us", "(w+g+a)/a")
+FORWARD_HEADER = (
+    "whole forward",
+    "pairs",
+    "skip ms",
+    "paged ms",
+    "paged/skip",
+    "range",
+    "skip tok/s",
+    "paged tok/s",
+    "skip peak MiB",
+    "paged peak MiB",
+)
+
+
+def report(
+    device: str, dtypes: Sequence[torch.dtype], batches: Sequence[tuple[int, int]], repeats: int
+) -> str:
+    """The whole text."""
+    parts = [machine(device)]
+    for dtype in dtypes:
+        model = make_model(dtype, device)
+        layers, forwards = [], []
+        for count, length in batches:
+            name, tokens = f"{count} x {length} {str(dtype).removeprefix('torch.')}", count * length
+            layers.append(layer_row(name, time_layer(count, length, dtype, device, max(5, 2 * repeats))))
+            pairs = max(2, repeats // 2) if tokens > 1000 else repeats
+            forwards.append(forward_row(name, tokens, time_forward(model, count, length, device, pairs)))
+        parts += [table(LAYER_HEADER, layers), table(FORWARD_HEADER, forwards)]
+        for skip in (True, False):
+            mode = "skip" if skip else "paged"
+            parts.append(f"Profile of one {mode} forward, 30 x 30 {dtype}:")
+            parts.append(profile_forward(model, 30, 30, device, skip=skip))
+    return "\n\n".join(parts) + "\n"
+
+
+def main() -> None:
+    """Measure, print and keep."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument(
+        "--dtype", nargs="+", default=["float32", "bfloat16"], choices=["float32", "bfloat16"]
+    )
+    parser.add_argument("--batches", nargs="+", default=[f"{count}x{length}" for count, length in BATCHES])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    batches = [(int(count), int(length)) for count, length in (b.split("x") for b in options.batches)]
+    text = report("cpu", [getattr(torch, name) for name in options.dtype], batches, options.repeats)
+    print(text)
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "skip_kv.txt").write_text(text)
+
+
+if __name__ == "__main__":
+    main()

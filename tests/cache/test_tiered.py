@@ -1,0 +1,88 @@
+"""The host's memory in front of a far store."""
+
+from __future__ import annotations
+
+import asyncio
+
+import torch
+
+from epd.cache.pool import PagePool
+from epd.cache.stores.base import GetResult, PutResult, Store
+from epd.cache.stores.tiered import TieredStore
+from epd.cache.types import PageRun
+from tests.cache.fakes import FakeStore
+from tests.cache.tools import LAYOUT, FakeEncoder, make_cache, rows_of, wanted
+
+
+class FakeHostStore(FakeStore):
+    """A FakeStore whose hits are the host's."""
+
+    def _get(self, key: str, buffers: object) -> GetResult:
+        result = super()._get(key, buffers)  # type: ignore[arg-type]
+        return GetResult.HOST if result is GetResult.STORE else result
+
+
+def make_tiers() -> tuple[FakeHostStore, FakeStore, Store]:
+    host, far = FakeHostStore(), FakeStore()
+    return host, far, TieredStore(host, far)
+
+
+async def test_a_far_hit_is_kept_on_the_host() -> None:
+    """The first replica of a host pays the way, the second does not; both get the rows."""
+    host, far, store = make_tiers()
+    encoder = FakeEncoder()
+    writer = make_cache(far)
+    writer.release((await encoder.hold(writer, wanted(1), ask_store=False)).values())
+    for tier in ("hits_store", "hits_host"):
+        replica = make_cache(store)
+        handle = (await replica.acquire([wanted(1)], claim=False, ask_store=True)).handles[wanted(1).key]
+        assert torch.equal(torch.from_numpy(replica.rows(handle)), rows_of(wanted(1)))
+        assert replica.stats()[tier] == 1
+        replica.release([handle])
+    assert host.objects == far.objects
+    assert len(far.get_calls) == 1
+
+
+def test_each_key_is_read_from_the_nearest_store_that_has_it() -> None:
+    """A batch may be answered by both, and only what the host lacks is asked of the far store."""
+    host, far, store = make_tiers()
+    pool = PagePool(LAYOUT, 2, 4, pin=False)
+    buffers = [pool.row_buffers((PageRun(page, 1),), 2) for page in range(3)]
+    host.objects["a"] = far.objects["b"] = bytes(64)
+    results = store.get_into(["a", "b", "c"], buffers)
+    assert results == [GetResult.HOST, GetResult.STORE, GetResult.ABSENT]
+    assert far.get_calls == [["b", "c"]]
+    assert store.exists(["a", "b", "c"]) == [True, True, False]
+
+
+def test_writes_go_to_both_and_the_far_store_decides() -> None:
+    """A put that only the host took is no promise to readers elsewhere."""
+    host, far, store = make_tiers()
+    pool = PagePool(LAYOUT, 2, 4, pin=False)
+    buffers = [pool.row_buffers((PageRun(0, 1),), 2)]
+    assert store.put_from(["a"], buffers) == [PutResult.STORED]
+    far.is_failing = True
+    assert store.put_from(["b"], buffers) == [PutResult.FAILED]
+    assert set(host.objects) == {"a", "b"}
+    store.remove(["a"])
+    assert set(host.objects) == {"b"}
+    assert not far.objects
+    store.close()
+    assert host.is_closed
+    assert far.is_closed
+
+
+async def test_the_host_serves_on_while_the_far_store_fails() -> None:
+    """A failing far store costs a miss for what is not on the host, and nothing for what is."""
+    _, far, store = make_tiers()
+    encoder = FakeEncoder()
+    writer = make_cache(store)
+    writer.release((await encoder.hold(writer, wanted(1))).values())
+    far.is_failing = True
+    reader = make_cache(store)
+    acquired = await reader.acquire([wanted(1), wanted(2)], claim=False, ask_store=True)
+    assert list(acquired.handles) == [wanted(1).key]
+    assert acquired.missing == [wanted(2).key]
+    assert reader.stats()["get_failures"] == 1
+    reader.release(acquired.handles.values())
+    await asyncio.gather(writer.close(), reader.close())
