@@ -1,6 +1,6 @@
 """Skip-KV against the paged path on the shape of Qwen3-Embedding-0.6B, on this machine's CPU.
 
-    python -m benchmarks.skip_kv [--dtype float32 bfloat16] [--batches 30x30] [--repeats 5] [--threads N]
+    python -m benchmarks.skip_kv [--dtype float32 bfloat16] [--batches 30x30] [--repeats 5] [--shared]
 
 Prints, for batches of 1, 8 and 30 x 30 and 8 x 512 tokens: the paged write (w), gather (g) and the attention
 (a) of one layer; whole forwards of `kv_cache: none` against `kv_cache: paged` with `skip_kv: off`, in pairs;
@@ -10,6 +10,7 @@ and where a forward's time goes. Keeps what it printed in benchmarks/results/ski
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -17,6 +18,7 @@ from statistics import median
 import torch
 
 from benchmarks.kv_timing import (
+    CLOCKS,
     ForwardTimes,
     LayerTimes,
     machine,
@@ -99,9 +101,11 @@ def main() -> None:
     )
     parser.add_argument("--batches", nargs="+", default=[f"{count}x{length}" for count, length in BATCHES])
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--shared", action="store_true", help="one thread, its CPU time: for a busy machine")
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    if options.shared:
+        torch.set_num_threads(1)
+        CLOCKS["cpu"] = time.process_time
     batches = [(int(count), int(length)) for count, length in (b.split("x") for b in options.batches)]
     text = report("cpu", [getattr(torch, name) for name in options.dtype], batches, options.repeats)
     print(text)

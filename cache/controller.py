@@ -26,12 +26,10 @@ from epd.cache.stats import CacheCounters
 from epd.cache.store_io import StoreIO
 from epd.cache.stores.base import Store
 from epd.cache.types import MediaKey, Wanted
-from epd.cache.workers import Job, Workers
+from epd.cache.workers import Job, MakeRunner, Workers
 from epd.kernels.transfer import AsyncCopy, transfer_ranges
 
 logger = logging.getLogger(__name__)
-
-_INLINE_COPY_BYTES = 256 << 10  # host to host: larger ones would hold up the event loop
 
 
 @dataclass(slots=True, eq=False)
@@ -62,12 +60,15 @@ class EmbeddingCache:
         put_threads: int = 1,
         max_queued_gets: int = 64,
         max_queued_puts: int = 16,
+        inline_copy_bytes: int = 256 << 10,
+        make_runner: MakeRunner = Workers,
     ) -> None:
         """Registers the pool with the store; both are this cache's from now on.
 
         timeout_s: of a store call, after which a request goes on without. pool_timeout_s: how long a request
         waits for pages. max_queued_gets, max_queued_puts: calls in line for a thread; what exceeds them
-        is not fetched, and not stored.
+        is not fetched, and not stored. inline_copy_bytes: host rows up to this size are copied on the event
+        loop, larger ones on a thread. make_runner: makes the threads.
         """
         self.pool = pool
         self._store = store
@@ -75,7 +76,7 @@ class EmbeddingCache:
         self._queue: PressureQueue[Attempt] = PressureQueue(self._give_back, timeout_s=pool_timeout_s)
         self._table = EntryTable(pool, self._queue.wake, self._counters)
         self._board = FillBoard(self._table, self._counters)
-        self._copies = Workers("cache-copy", num_threads=1, max_queued=sys.maxsize)
+        self._copies = make_runner("cache-copy", num_threads=1, max_queued=sys.maxsize)
         self._io: StoreIO | None = None
         if store is not None:
             store.register(pool.memory)
@@ -89,10 +90,12 @@ class EmbeddingCache:
                 put_threads=put_threads,
                 max_queued_gets=max_queued_gets,
                 max_queued_puts=max_queued_puts,
+                make_runner=make_runner,
             )
         self._copying: set[Job[Any]] = set()
         self._releasing: set[Handle] = set()
         self._timeout_s = timeout_s
+        self._inline_copy_bytes = inline_copy_bytes
         self._is_closed = False
 
     async def acquire(self, wanted: Sequence[Wanted], *, claim: bool, ask_store: bool) -> Acquired:
@@ -134,7 +137,7 @@ class EmbeddingCache:
         copy = partial(transfer_ranges, rows, self.pool.rows, plan.src_starts, plan.dst_starts, plan.lengths)
         job: Job[Any] | None = None
         try:
-            if rows.is_cuda or rows.nbytes <= _INLINE_COPY_BYTES:
+            if rows.is_cuda or rows.nbytes <= self._inline_copy_bytes:
                 started = copy()
                 job = None if started.done() else self._submit_copy(started.wait)
             else:

@@ -14,7 +14,7 @@ from epd.cache.handles import Handle
 from epd.cache.stats import CacheCounters
 from epd.cache.stores.base import GetResult, PutResult, Store
 from epd.cache.transport import Fetched, Place, fetch, put
-from epd.cache.workers import Job, Workers
+from epd.cache.workers import Job, MakeRunner
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +40,7 @@ class StoreIO:
         put_threads: int,
         max_queued_gets: int,
         max_queued_puts: int,
+        make_runner: MakeRunner,
     ) -> None:
         self._store = store
         self._table = table
@@ -47,8 +48,8 @@ class StoreIO:
         self._board = board
         self._counters = counters
         self._timeout_s = timeout_s
-        self._gets = Workers("store-get", num_threads=get_threads, max_queued=max_queued_gets)
-        self._puts = Workers("store-put", num_threads=put_threads, max_queued=max_queued_puts)
+        self._gets = make_runner("store-get", num_threads=get_threads, max_queued=max_queued_gets)
+        self._puts = make_runner("store-put", num_threads=put_threads, max_queued=max_queued_puts)
         self._verdicts: dict[Entry, asyncio.Future[set[Entry]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from enum import Enum, auto
 from threading import Condition, Thread
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 T = TypeVar("T")
 
@@ -54,6 +54,25 @@ class Job(Generic[T]):
             self.future.set_result(result)
         else:
             self.future.set_exception(raised)
+
+
+class JobRunner(Protocol):
+    """What a cache uses of Workers; tests bring their own, which run jobs when told."""
+
+    @property
+    def num_hung(self) -> int: ...
+
+    def submit(self, call: Callable[[], T]) -> Job[T] | None: ...
+
+    def give_up(self, job: Job[Any]) -> bool: ...
+
+    def close(self) -> None: ...
+
+
+class MakeRunner(Protocol):
+    """Makes a runner of `num_threads` threads for jobs of one kind."""
+
+    def __call__(self, name: str, *, num_threads: int, max_queued: int) -> JobRunner: ...
 
 
 class Workers:

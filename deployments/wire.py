@@ -5,9 +5,9 @@ Items are only described here: `items.py` reads them, since a union of models na
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SkipValidation, StringConstraints
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SkipValidation, StringConstraints
 
 
 class _Wire(BaseModel):
@@ -17,6 +17,22 @@ class _Wire(BaseModel):
 _BASE64 = "(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=|[A-Za-z0-9+/]{4})"
 _DATA_URI = f"data:[a-z]*/?[a-z0-9.+-]*;base64,{_BASE64}"
 
+
+def _no_number(value: object) -> object:
+    """Python takes 1 for True: a document's numbers are not."""
+    if isinstance(value, bool | None):
+        return value
+    raise ValueError("expected true or false")
+
+
+def _no_bool(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError("expected a number")
+    return value
+
+
+Yes = Annotated[Literal[True], BeforeValidator(_no_number)]
+No = Annotated[Literal[False], BeforeValidator(_no_number)]
 Text = Annotated[str, StringConstraints(min_length=1)]
 Image = Annotated[
     str,
@@ -31,7 +47,7 @@ ImageLink = Annotated[
         pattern=f"^(?:{_DATA_URI}|https?://.+)$", description="a data URI, or an http(s) URL where allowed"
     ),
 ]
-TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
 
 
 class TextPart(_Wire):
@@ -93,6 +109,11 @@ Input = InputEntry | Annotated[list[InputEntry], Field(min_length=1)]
 Messages = Annotated[list[Message], Field(min_length=1, max_length=3)]
 
 
+def _given(name: str) -> dict[str, Any]:
+    """JSON schema of objects in which a field is there and not null."""
+    return {"required": [name], "properties": {name: {"not": {"type": "null"}}}}
+
+
 class EmbeddingRequestBody(_Wire):
     """Body of `POST /v1/embeddings`: `input` or `messages`, and how to embed it.
 
@@ -100,15 +121,15 @@ class EmbeddingRequestBody(_Wire):
     only the values that change nothing.
     """
 
-    model_config = ConfigDict(
-        json_schema_extra={"oneOf": [{"required": ["input"]}, {"required": ["messages"]}]}
-    )
+    model_config = ConfigDict(json_schema_extra={"oneOf": [_given("input"), _given("messages")]})
 
     input: SkipValidation[Input] | None = Field(
-        None, description="a string, an item, token ids, or a list of these"
+        None,
+        description="a string, an item, token ids, or a list of these",
     )
     messages: SkipValidation[Messages] | None = Field(
-        None, description="instead of `input`: one conversation, which is one item"
+        None,
+        description="instead of `input`: one conversation, which is one item",
     )
     model: str | None = Field(None, description="must be the served model's name when given")
     dimensions: int | None = Field(None, ge=1, description="leading values to keep before normalising")
@@ -125,19 +146,19 @@ class EmbeddingRequestBody(_Wire):
     user: str | None = Field(None, description="taken and not used")
 
     continue_final_message: bool | None = None
-    add_generation_prompt: Literal[True] | None = None
-    add_special_tokens: Literal[True] | None = None
-    normalize: Literal[True] | None = None
-    normalized: Literal[True] | None = None
-    use_activation: Literal[True] | None = None
+    add_generation_prompt: Yes | None = None
+    add_special_tokens: Yes | None = None
+    normalize: Yes | None = None
+    normalized: Yes | None = None
+    use_activation: Yes | None = None
     embedding_types: tuple[Literal["float"]] | None = Field(None, strict=False)
     embedding_type: Literal["float"] | None = None
     output_dtype: Literal["float"] | None = None
     embed_dtype: Literal["float32"] | None = None
     endianness: Literal["little"] | None = None
-    priority: Literal[0] | None = None
-    late_chunking: Literal[False] | None = None
-    return_multivector: Literal[False] | None = None
+    priority: Annotated[Literal[0], BeforeValidator(_no_bool)] | None = None
+    late_chunking: No | None = None
+    return_multivector: No | None = None
     padding: Literal["do_not_pad"] | None = None
     truncate_prompt_tokens: None = None
     truncation_side: None = None

@@ -32,6 +32,7 @@ class Checkpoint:
         settings = _read_json(folder / "config.json")
         if not isinstance(settings, dict) or not isinstance(settings.get("model_type"), str):
             raise CheckpointError(f"{folder / 'config.json'} names no model_type")
+        self.settings: dict[str, Any] = settings  # config.json as it is
         self.model_type: str = settings["model_type"]
 
     @classmethod

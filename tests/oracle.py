@@ -100,9 +100,9 @@ class _ImageTextProcessor(Qwen3VLProcessor):  # type: ignore[misc]
 
 
 def _instruction(text: str | None) -> str:
-    if text is None:
+    text = (text or "").strip()
+    if not text:
         return DEFAULT_INSTRUCTION
-    text = text.strip()
     return text if unicodedata.category(text[-1])[0] == "P" else f"{text}."
 
 

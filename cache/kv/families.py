@@ -74,7 +74,7 @@ def _kind(text: Mapping[str, Any]) -> tuple[KVKind, str]:
     model_type = str(text.get("model_type", ""))
     if text.get("attention_type") == "block_sparse":
         return KVKind.SPARSE, "attention_type='block_sparse'"
-    for kind, names in ((KVKind.SPARSE, _SPARSE), (KVKind.LATENT, _LATENT), (KVKind.RECURRENT, _RECURRENT)):
+    for kind, names in ((KVKind.SPARSE, _SPARSE), (KVKind.RECURRENT, _RECURRENT), (KVKind.LATENT, _LATENT)):
         if found := first(names):
             return kind, found
     if any(name in model_type for name in _RECURRENT_TYPES):
@@ -97,6 +97,8 @@ def _kind(text: Mapping[str, Any]) -> tuple[KVKind, str]:
 
 def _generation(config: Mapping[str, Any]) -> str | None:
     """Encoder-decoders and decoders with cross-attention exist to generate."""
+    if layers := config.get("cross_attention_layers"):
+        return f"cross_attention_layers={layers!r}"
     names = ("is_encoder_decoder", "add_cross_attention", "is_decoder")
     return next((f"{name}=True" for name in names if config.get(name) is True), None)
 

@@ -27,7 +27,7 @@ class SequenceLayout:
     def num_tokens(self) -> int:
         return self.offsets[-1]
 
-    @property
+    @cached_property
     def max_length(self) -> int:
         return max(self.lengths, default=0)
 

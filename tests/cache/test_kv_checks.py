@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from pydantic import ValidationError
+from transformers import AutoConfig
 
 from epd.cache.kv.checks import KVSettingsError, check_kv, storage_dtype
 from epd.cache.kv.families import KVKind, describe_kv
@@ -123,6 +124,7 @@ ILLEGAL: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"sparse_kv": True}, QWEN3, "sparse_kv=true"),
     ({}, T5, "is_encoder_decoder=True"),
     ({}, {**BERT, "is_decoder": True}, "is_decoder=True"),
+    ({}, {**QWEN3, "cross_attention_layers": [3, 8]}, "cross_attention_layers="),
     ({"max_total_tokens": 8}, QWEN3, "max_total_tokens=8 does not hold one page of page_size=16"),
     ({"kv_cache": "paged", "context_parallel": True}, QWEN3, "context_parallel=true"),
     ({"kv_cache": "paged", "context_parallel_size": 4}, QWEN3, "context_parallel_size=4"),
@@ -163,6 +165,28 @@ def test_only_plain_multi_head_attention_goes_without_a_pool(
             check_kv(KVSettings(), shown, {})
         assert kind.value in str(refusal.value)
         assert evidence in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "kind"),
+    [
+        ("qwen3", KVKind.MULTI_HEAD),
+        ("qwen3_vl", KVKind.MULTI_HEAD),
+        ("bert", KVKind.MULTI_HEAD),
+        ("mistral", KVKind.SLIDING_WINDOW),
+        ("gemma3", KVKind.SLIDING_WINDOW),
+        ("modernbert", KVKind.SLIDING_WINDOW),
+        ("deepseek_v3", KVKind.LATENT),
+        ("big_bird", KVKind.SPARSE),
+        ("mamba2", KVKind.RECURRENT),
+        ("qwen3_next", KVKind.RECURRENT),
+        ("jamba", KVKind.RECURRENT),
+        ("lfm2", KVKind.RECURRENT),
+    ],
+)
+def test_transformers_own_configurations_are_recognised(model_type: str, kind: KVKind) -> None:
+    """Spelt as transformers spells them, with every default filled in."""
+    assert describe_kv(AutoConfig.for_model(model_type).to_dict()).kind is kind
 
 
 def test_a_window_that_is_switched_off_is_none() -> None:

@@ -127,6 +127,14 @@ class Server:
             shutil.rmtree(self._folder, ignore_errors=True)
         return self._process.returncode
 
+    def cluster_env(self) -> dict[str, str]:
+        """An environment in which `ray.init(address="auto")` finds the server's cluster."""
+        for pid in self.pids():
+            for argument in (Path("/proc") / str(pid) / "cmdline").read_bytes().split(b"\0"):
+                if argument.startswith(b"--gcs-address="):
+                    return {**os.environ, "RAY_ADDRESS": argument.decode().partition("=")[2]}
+        raise AssertionError("the server runs no Ray node")
+
     def pids(self) -> list[int]:
         """Every live process that the server started, by the mark in its environment."""
         mark = f"{_MARK}={self._mark}".encode()
@@ -144,6 +152,25 @@ class Server:
 
     def get(self, path: str) -> httpx.Response:
         return httpx.get(f"{self.url}{path}", timeout=30)
+
+    def counter(self, stage: str, name: str) -> int:
+        """A counter of the stage's cache, or of the stage itself, summed over its live replicas."""
+        replicas = self.stage(stage)
+        return sum(replica[name] if name in replica else replica["cache"][name] for replica in replicas)
+
+    def kill(self, *stages: str) -> None:
+        """SIGKILL to every replica of the stages; returns when new ones serve in their place."""
+        old = {replica["pid"] for stage in stages for replica in self.stage(stage)}
+        for pid in old:
+            os.kill(pid, signal.SIGKILL)
+
+        def replaced() -> bool:
+            if self.get("/health").status_code != 200:
+                return False
+            now = [[replica["pid"] for replica in self.stage(stage)] for stage in stages]
+            return all(pids and not old & set(pids) for pids in now)
+
+        wait_until(replaced, 90, f"new replicas of {', '.join(stages)}")
 
     def stage(self, name: str) -> list[dict[str, Any]]:
         """Counters of a stage's live replicas, from /info."""

@@ -12,7 +12,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -180,7 +180,9 @@ def deploy(application: str, folder: Path, **encoder_options: Any) -> Stage:
         **light,
         **encoder_options,
     }
-    encoder = serve.deployment(FakeEncoder, **options).bind(str(folder))
+    encoder_class = serve.deployment(FakeEncoder, **options)
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # no worker can import this module
+    encoder = encoder_class.bind(str(folder))
     serve.run(serve.deployment(FakeIngress, **light).bind(encoder), name=application, route_prefix=None)
     return Stage(application, folder)
 
@@ -189,7 +191,6 @@ def deploy(application: str, folder: Path, **encoder_options: Any) -> Stage:
 def cluster() -> Iterator[Path]:
     """One Ray for the module. A folder that every replica can write to."""
     folder = Path(tempfile.mkdtemp(prefix="epd-"))  # short: Ray puts sockets below it
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
     ray.init(
         address="local",
         num_cpus=4,
@@ -204,7 +205,6 @@ def cluster() -> Iterator[Path]:
     finally:
         serve.shutdown()
         ray.shutdown()
-        cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -214,12 +214,11 @@ def deployed(cluster: Path) -> Stage:
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def stage(deployed: Stage) -> AsyncIterator[Stage]:
+async def stage(deployed: Stage) -> Stage:
     """The stage with all its replicas alive and the gate shut."""
     await deployed.settle(NUM_REPLICAS)
     await deployed.broadcast("close_gate")
-    yield deployed
-    await deployed.broadcast("open_gate")
+    return deployed
 
 
 async def test_equal_keys_of_different_clients_are_encoded_once(stage: Stage) -> None:
@@ -356,8 +355,8 @@ async def test_scaling_fails_no_request_and_moves_only_its_share(cluster: Path) 
         told.write_text(str(num_replicas))
         await stage.settle(num_replicas)
         owners.append({key: rank(key, stage.live())[0] for key in keys})
-        await stage.client.encode(media(*keys))
-        assert await _misplaced(stage, "scaled") == []
+        await stage.client.encode(media(*(f"step-{len(owners)}-{i}" for i in range(60))))
+        assert await _misplaced(stage, f"step-{len(owners)}") == []
     stop.set()
     assert min(await asyncio.gather(*load)) > 0
     moved = sum(owners[0][key] != owners[1][key] for key in keys) / len(keys)
@@ -374,10 +373,10 @@ async def _all_encoding(stage: Stage, keys: Sequence[str]) -> bool:
 
 
 async def _misplaced(stage: Stage, prefix: str) -> list[str]:
-    """Keys encoded last by a replica that does not own them."""
+    """Keys `prefix-...` that a replica encoded which does not own them."""
     return [
         key
         for name, one in (await stage.stats()).items()
         for key in one["encodes"]
-        if key.startswith(prefix) and rank(key, stage.live())[0] != name
+        if key.startswith(f"{prefix}-") and rank(key, stage.live())[0] != name
     ]

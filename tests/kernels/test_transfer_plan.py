@@ -68,14 +68,14 @@ def test_numbers_come_as_any_integers(kind: type[list[int]]) -> None:
         (([0, 1], [0, 5], [1, -3]), "range 1: lengths -3 is negative"),
         (([0, FAR], [0, 5], [1, 1]), f"range 1: src_starts {FAR} is out of bounds"),
         (([0, 1], [0, 5], [1, 1 << 63]), f"range 1: lengths {1 << 63} is out of bounds"),
-        (([0, 1], [0, -(1 << 80)], [1, 1]), f"range 1: dst_starts {-(1 << 80)} is out of bounds"),
+        (([0, 1], [0, -(1 << 80)], [1, 1]), f"range 1: dst_starts {-(1 << 80)} is negative"),
         (([0, 1.5], [0, 5], [1, 1]), "range 1: src_starts holds 1.5, not an integer"),
         (([0, 1], [0, 5], [1, "1"]), "range 1: lengths holds '1', not an integer"),
-        (([[0]], [[0]], [[1]]), r"src_starts must be one-dimensional, got shape \(1, 1\)"),
+        (([[0]], [[0]], [[1]]), r"range 0: dst_starts holds \[0\], not an integer"),
         (([0, [1]], [0, 5], [1, 1]), r"range 1: src_starts holds \[1\], not an integer"),
         (
             ([0, 9, 4], [5, 0, 6], [2, 1, 2]),
-            r"range 2: destination overlaps .* range 0 \(rows 5..6 and 6..7\)",
+            r"range 2: destination overlaps .* range 0 \(rows 6..7 and 5..6\)",
         ),
         (([0, 0], [3, 3], [1, 1]), r"range 1: destination overlaps .* range 0 \(rows 3..3 and 3..3\)"),
         (
