@@ -217,8 +217,8 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _padded(tokens: int) -> int:
-    """Room for every sequence's last page."""
-    return tokens * 2 + 16
+    """Whole pages, with room for every sequence's last one."""
+    return (tokens * 2 // 16 + 1) * 16
 
 
 def _timed(call: Callable[[], object], device: str) -> float:

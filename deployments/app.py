@@ -35,7 +35,7 @@ def build(args: Settings) -> Application:
     """
     settings = args.resolved(has_gpu=_cluster_has_gpu())
     model = open_model(settings.model)
-    check_kv(settings.kv, model.checkpoint.read_json("config.json"), os.environ)
+    check_kv(settings.kv, model.checkpoint.settings, os.environ)
     stage = {**_HEAVY, "num_gpus": 1} if settings.model.device == "cuda" else _HEAVY
     store = None
     if settings.store.managed and model.takes_images:

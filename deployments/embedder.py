@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -18,11 +19,15 @@ from epd.cache.errors import PoolBusy, RequestTooLarge
 from epd.cache.handles import Handle
 from epd.cache.rows import rows_from_numpy
 from epd.cache.types import MediaGrid, MediaKey, Wanted
+from epd.deployments.autoscaling import WAITING_TOKENS
 from epd.deployments.batching import TokenBatcher
 from epd.deployments.errors import Overloaded
 from epd.deployments.messages import EmbedReply, MediaRef, RowsMessage, SequenceMessage
+from epd.deployments.metrics import Exporter, StageMetrics
 from epd.deployments.settings import Settings
-from epd.deployments.stage import open_cache, open_model
+from epd.deployments.stage import is_degraded, open_cache, open_model
+from epd.deployments.timing import Timings
+from epd.kernels.async_copy import AsyncCopy
 from epd.models.pieces import PrefillSequence
 from epd.models.pooling import finish, pool
 from epd.models.positions import mrope_positions
@@ -42,6 +47,15 @@ class _Ready:
     handles: tuple[Handle, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """A batch whose rows are on the device, or on their way: `copy` tells."""
+
+    sequences: Sequence[PrefillSequence]
+    rows: torch.Tensor | None = None
+    copy: AsyncCopy | None = None
+
+
 class Embedder:
     """Owns the language model, a KV pool and, for a model with pictures, one embedding cache."""
 
@@ -50,18 +64,29 @@ class Embedder:
         self._family = model.family
         language_model = model.family.load_embedder(model.checkpoint, model.dtype, model.device)
         self._device, self._dtype = language_model.device, language_model.dtype
-        config = model.checkpoint.read_json("config.json")
+        config = model.checkpoint.settings
         self._runner = build_runner(language_model, settings.kv, config, os.environ)
+        self._side_stream: torch.cuda.Stream | None = None
+        if self._device.type == "cuda":
+            self._side_stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         self._cache: EmbeddingCache | None = None
         if model.takes_images:
             self._cache = open_cache(model, settings.embedder, settings.store)
-        self._batcher: TokenBatcher[_Ready, Vector] = TokenBatcher(
+        metrics = StageMetrics()
+        self._timings = Timings(metrics.observe_step)
+        self._batcher: TokenBatcher[_Ready, _Loaded, Vector] = TokenBatcher(
+            self._load_batch,
             self._embed_batch,
             max_tokens=settings.embedder.max_batch_tokens,
             max_items=settings.embedder.max_batch_items,
             max_queued_tokens=settings.embedder.max_queued_tokens,
-            name="prefill",
+            step="prefill",
+            timings=self._timings,
+            observe_batch=metrics.observe_batch,
         )
+        self._exporter = Exporter(self.stats)
+        self._exporter.start()
+        self._warm_up()
         self._closed = False
 
     async def embed(
@@ -74,9 +99,16 @@ class Embedder:
 
         rows: of pictures that no store holds. dimensions: leading values to keep before normalising.
         """
+        with self._timings.collect() as timings:
+            reply = await self._embed_all(sequences, rows or {}, dimensions)
+        return replace(reply, timings=timings)
+
+    async def _embed_all(
+        self, sequences: Sequence[SequenceMessage], rows: dict[str, RowsMessage], dimensions: int | None
+    ) -> EmbedReply:
         groups = list(self._grouped(sequences))
         outcomes = await asyncio.gather(
-            *(self._embed_group([sequences[i] for i in group], rows or {}) for group in groups),
+            *(self._embed_group([sequences[i] for i in group], rows) for group in groups),
             return_exceptions=True,
         )
         vectors: list[Vector] = []
@@ -114,8 +146,13 @@ class Embedder:
             "pid": os.getpid(),
         }
 
-    async def ready(self) -> None:
-        """Answers when the replica can serve."""
+    async def ready(self) -> bool:
+        """Answers when the replica can serve: whether it does so without its store."""
+        return self._cache is not None and is_degraded(self._cache)
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """For `TokenBacklogPolicy`: tokens that wait or run."""
+        return {WAITING_TOKENS: self._batcher.waiting_tokens}
 
     async def check_health(self) -> None:
         if self._cache is not None:
@@ -128,6 +165,7 @@ class Embedder:
         return self._close()
 
     async def _close(self) -> None:
+        self._exporter.stop()
         await self._batcher.close()
         if self._cache is not None:
             await self._cache.close()
@@ -161,7 +199,8 @@ class Embedder:
         self, sequences: Sequence[SequenceMessage], rows: dict[str, RowsMessage]
     ) -> tuple[list[Vector | None], list[str]]:
         """A vector per sequence, None where a key is missing; and the missing keys."""
-        handles, missing = await self._pin(sequences, rows)
+        with self._timings.step("fetch"):
+            handles, missing = await self._pin(sequences, rows)
         try:
             whole = [i for i, s in enumerate(sequences) if all(ref.key in handles for ref in s.media)]
             outcomes = await asyncio.gather(
@@ -217,23 +256,37 @@ class Embedder:
         positions = mrope_positions(tokens, self._family.merge_size)
         return PrefillSequence(tokens, positions, tuple(ref.key for ref in message.media), message.salt)
 
-    def _embed_batch(self, batch: Sequence[_Ready]) -> Sequence[Vector]:
-        """On the batcher's thread: rows by one batched copy, prefill, pooling."""
-        rows = self._load_rows([handle for ready in batch for handle in ready.handles])
-        hidden = self._runner.run([ready.sequence for ready in batch], rows, self._family.pooling)
-        return list(pool(hidden.states, hidden.lengths, self._family.pooling).cpu().numpy())
-
-    def _load_rows(self, handles: Sequence[Handle]) -> torch.Tensor | None:
-        """`[V, row_dim]` on the model's device: the rows of the batch's pictures, in packed order."""
+    def _load_batch(self, batch: Sequence[_Ready]) -> _Loaded:
+        """Before the batch's turn on the device: the rows of its pictures, by one batched copy."""
+        sequences = [ready.sequence for ready in batch]
+        handles = [handle for ready in batch for handle in ready.handles]
         if not handles:
-            return None
+            return _Loaded(sequences)
         assert self._cache is not None
         *starts, num_rows = accumulate((handle.num_tokens for handle in handles), initial=0)
-        rows = torch.empty(
-            (num_rows, self._cache.pool.layout.row_dim), dtype=self._dtype, device=self._device
-        )
-        self._cache.load(handles, rows, starts).wait_stream()
-        return rows
+        row_dim = self._cache.pool.layout.row_dim
+        with self._copy_stream():  # the memory too is this stream's, or it could still be in use by another
+            rows = torch.empty((num_rows, row_dim), dtype=self._dtype, device=self._device)
+            return _Loaded(sequences, rows, self._cache.load(handles, rows, starts))
+
+    def _embed_batch(self, batch: _Loaded) -> Sequence[Vector]:
+        """On the device's thread: prefill and pooling."""
+        if batch.copy is not None and batch.rows is not None:
+            batch.copy.wait_stream()
+            if batch.rows.is_cuda:
+                batch.rows.record_stream(torch.cuda.current_stream(batch.rows.device))
+        hidden = self._runner.run(batch.sequences, batch.rows, self._family.pooling)
+        return list(pool(hidden.states, hidden.lengths, self._family.pooling).cpu().numpy())
+
+    def _copy_stream(self) -> AbstractContextManager[object]:
+        """Rows of the next batch are copied beside the present one's compute."""
+        return nullcontext() if self._side_stream is None else torch.cuda.stream(self._side_stream)
+
+    def _warm_up(self) -> None:
+        """One forward of a few tokens: the first is slow, and should not be a caller's."""
+        tokens = TokenSequence(np.zeros(8, np.int64))
+        positions = mrope_positions(tokens, self._family.merge_size)
+        self._embed_batch(_Loaded([PrefillSequence(tokens, positions)]))
 
 
 def _wanted(ref: MediaRef) -> Wanted:

@@ -6,18 +6,24 @@ import asyncio
 import os
 from collections.abc import Awaitable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from io import BytesIO
 from typing import Any
 
 import torch
+from PIL import Image
 
 from epd.cache.errors import PoolBusy, RequestTooLarge
 from epd.cache.handles import Handle
 from epd.cache.types import MediaGrid, MediaKey, Wanted
+from epd.deployments.autoscaling import WAITING_TOKENS
 from epd.deployments.batching import TokenBatcher
 from epd.deployments.errors import Overloaded
 from epd.deployments.messages import EncodeReply, MediaMessage, RowsMessage
+from epd.deployments.metrics import Exporter, StageMetrics
 from epd.deployments.settings import Settings
-from epd.deployments.stage import open_cache, open_model
+from epd.deployments.stage import is_degraded, open_cache, open_model
+from epd.deployments.timing import Timings
 from epd.models.errors import InvalidItem
 from epd.models.images import ImagePreprocessor
 
@@ -37,13 +43,21 @@ class Encoder:
         self._merge_size = model.family.merge_size
         self._cache = open_cache(model, settings.encoder, settings.store)
         self._cpu = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="decode")
-        self._batcher: TokenBatcher[Picture, torch.Tensor] = TokenBatcher(
+        metrics = StageMetrics()
+        self._timings = Timings(metrics.observe_step)
+        self._batcher: TokenBatcher[Picture, Sequence[Picture], torch.Tensor] = TokenBatcher(
+            list,
             self._encode_batch,
             max_tokens=settings.encoder.max_batch_tokens,
             max_items=settings.encoder.max_batch_items,
             max_queued_tokens=settings.encoder.max_queued_tokens,
-            name="encode",
+            step="encode",
+            timings=self._timings,
+            observe_batch=metrics.observe_batch,
         )
+        self._exporter = Exporter(self.stats)
+        self._exporter.start()
+        self._encode_batch([self._images.patches(_blank_picture())])  # the first is slow: not a caller's
         self._closed = False
 
     async def encode(self, media: Sequence[MediaMessage]) -> EncodeReply:
@@ -51,6 +65,11 @@ class Encoder:
 
         A picture that cannot be read fails alone. Raises Overloaded when the queue is full.
         """
+        with self._timings.collect() as timings:
+            reply = await self._encode_all(media)
+        return replace(reply, timings=timings)
+
+    async def _encode_all(self, media: Sequence[MediaMessage]) -> EncodeReply:
         distinct = list({message.key: message for message in media}.values())
         # Every picture runs to its end before an error leaves, so that none is cut off mid-way by another's.
         outcomes = await asyncio.gather(*map(self._encode_one, distinct), return_exceptions=True)
@@ -81,8 +100,13 @@ class Encoder:
             "pid": os.getpid(),
         }
 
-    async def ready(self) -> None:
-        """Answers when the replica can serve."""
+    async def ready(self) -> bool:
+        """Answers when the replica can serve: whether it does so without its store."""
+        return is_degraded(self._cache)
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """For `TokenBacklogPolicy`: picture tokens that wait or run."""
+        return {WAITING_TOKENS: self._batcher.waiting_tokens}
 
     async def check_health(self) -> None:
         self._cache.check_integrity()
@@ -94,6 +118,7 @@ class Encoder:
         return self._close()
 
     async def _close(self) -> None:
+        self._exporter.stop()
         await self._batcher.close()
         self._cpu.shutdown()
         await self._cache.close()
@@ -103,7 +128,9 @@ class Encoder:
         grid = MediaGrid(*message.grid)
         handle = await self._obtain(MediaKey.parse(message.key), grid, message.data)
         try:
-            if (await self._cache.publish([handle]))[handle.key]:
+            with self._timings.step("publish"):
+                published = await self._cache.publish([handle])
+            if published[handle.key]:
                 return None
             return RowsMessage(message.grid, self._cache.rows(handle))
         finally:
@@ -119,11 +146,13 @@ class Encoder:
         ticket = acquired.tickets[key]
         try:
             loop = asyncio.get_running_loop()
-            patches, found = await loop.run_in_executor(self._cpu, self._images.patches, data)
+            with self._timings.step("decode"):
+                patches, found = await loop.run_in_executor(self._cpu, self._images.patches, data)
             if found != grid:
                 raise InvalidItem(f"the picture's grid is {found}, its header promised {grid}")
             rows = await self._batcher.submit((patches, grid), num_tokens)
-            return await self._cache.fill(ticket, rows)
+            with self._timings.step("copy"):
+                return await self._cache.fill(ticket, rows)
         except BaseException:
             self._cache.abandon([ticket])
             raise
@@ -131,3 +160,10 @@ class Encoder:
     def _encode_batch(self, batch: Sequence[Picture]) -> Sequence[torch.Tensor]:
         patches, grids = zip(*batch, strict=True)
         return self._tower.encode(list(patches), list(grids))
+
+
+def _blank_picture() -> bytes:
+    """A small white picture's file."""
+    file = BytesIO()
+    Image.new("RGB", (64, 64), "white").save(file, "PNG")
+    return file.getvalue()

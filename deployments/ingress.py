@@ -13,14 +13,17 @@ from ray.serve.handle import DeploymentHandle
 
 from epd.deployments.auth import Gate
 from epd.deployments.clients import RayEmbedderClient, RayEncoderClient, call
+from epd.deployments.directory import StoreDirectory
 from epd.deployments.errors import EPDError, StageUnavailable
 from epd.deployments.fetch import UrlFetcher
 from epd.deployments.items import Item, parse_input
+from epd.deployments.metrics import Exporter, StageMetrics
 from epd.deployments.preparation import ItemPreparer, TokenRules
 from epd.deployments.requests import EmbeddingRequest
 from epd.deployments.service import Embedded, EmbeddingService
 from epd.deployments.settings import LimitSettings, Settings
-from epd.deployments.stage import OpenModel, open_model
+from epd.deployments.stage import OpenModel, open_model, open_store
+from epd.deployments.timing import Timings
 from epd.models.images import ImagePreprocessor
 
 # Longest that /health and /info wait for a stage.
@@ -45,12 +48,21 @@ class Ingress:
         self._fetcher = UrlFetcher(settings.fetch)
         self._stages = {"embedder": embedder, "encoder": encoder, "store": store}
         model = open_model(settings.model)
+        metrics = StageMetrics()
+        self._directory: StoreDirectory | None = None
+        if encoder is not None:
+            store_client = open_store(settings.store)
+            self._directory = StoreDirectory(store_client, timeout_s=settings.store.timeout_s)
+        self._exporter = Exporter(self.stats)
+        self._exporter.start()
         self._service = EmbeddingService(
             _make_preparer(model, settings.limits),
             RayEncoderClient(encoder) if encoder is not None else None,
             RayEmbedderClient(embedder),
             hidden_size=model.family.hidden_size,
             request_timeout_s=settings.limits.request_timeout_s,
+            directory=self._directory,
+            timings=Timings(metrics.observe_step),
         )
         self._model_info = {
             "name": settings.model.served_name,
@@ -86,20 +98,29 @@ class Ingress:
         return await self._embed(request.items, request.dimensions, request.cache_salt)
 
     async def health(self) -> dict[str, Any]:
-        """Raises StageUnavailable unless every stage can serve."""
+        """Raises StageUnavailable unless every stage can serve; says when one does without its store."""
         try:
             async with asyncio.timeout(_STATUS_TIMEOUT_S):
                 stages = [handle for handle in self._stages.values() if handle is not None]
-                await asyncio.gather(*(call(handle, "ready") for handle in stages))
+                degraded = await asyncio.gather(*(call(handle, "ready") for handle in stages))
         except TimeoutError:
             raise StageUnavailable(f"a stage did not answer within {_STATUS_TIMEOUT_S} s") from None
-        return {"status": "ok"}
+        return {"status": "degraded" if any(degraded) else "ok"}
 
     async def info(self) -> dict[str, Any]:
         """The model and the counters of every live replica, by stage."""
         names = [name for name, handle in self._stages.items() if handle is not None]
         stats = await asyncio.gather(*map(self._stage_stats, names))
-        return {"model": self._model_info, "stages": dict(zip(names, stats, strict=True))}
+        stages = dict(zip(names, stats, strict=True))
+        return {"model": self._model_info, "ingress": await self.stats(), "stages": stages}
+
+    async def stats(self) -> dict[str, Any]:
+        """Counters of this replica since it started."""
+        return {"known_keys": self._directory.num_known if self._directory else 0, "pid": os.getpid()}
+
+    def __del__(self) -> None:
+        if (directory := getattr(self, "_directory", None)) is not None:
+            directory.close()
 
     async def _embed(self, items: Sequence[Item], dimensions: int | None, salt: str | None) -> Embedded:
         if self.settings.fetch.enabled:

@@ -57,12 +57,13 @@ class EncodeReply:
     """What became of each picture asked for, by key.
 
     A key is published (in the store), or direct (the store could not take it: its rows travel here),
-    or failed (a message for the caller of this picture).
+    or failed (a message for the caller of this picture). timings: seconds of the call's steps.
     """
 
     published: tuple[str, ...] = ()
     direct: dict[str, RowsMessage] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
+    timings: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +72,11 @@ class EmbedReply:
 
     vectors: float32 `[len(done), hidden]`, normalised over the requested dimensions. done: indices into the
     call's sequences. missing: keys found neither in the replica's pool nor in the store. failed: index to
-    a message for the caller.
+    a message for the caller. timings: seconds of the call's steps.
     """
 
     vectors: npt.NDArray[np.float32]
     done: tuple[int, ...]
     missing: tuple[str, ...] = ()
     failed: dict[int, str] = field(default_factory=dict)
+    timings: dict[str, float] = field(default_factory=dict)

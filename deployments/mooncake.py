@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from epd.cache.errors import StoreUnavailable
 from epd.cache.stores.mooncake_server import MooncakeServer
 from epd.deployments.settings import StoreSettings
 
@@ -23,9 +24,13 @@ class MooncakeStore:
         )
         self._server.start()
 
-    async def ready(self) -> None:
-        """Raises when the master or the segment's owner is not running."""
-        await self.check_health()
+    async def ready(self) -> bool:
+        """Whether the service does without the store: the master or the segment's owner is down."""
+        try:
+            await self.check_health()
+        except StoreUnavailable:
+            return True
+        return False
 
     async def check_health(self) -> None:
         await asyncio.to_thread(self._server.check)

@@ -14,7 +14,7 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from epd.deployments.affinity import order_within_bound
-from epd.deployments.membership import publish_replicas
+from epd.deployments.membership import ReplicaLost, publish_replicas
 
 
 class ContentAffinityRouter(RequestRouter):  # type: ignore[misc]
@@ -28,14 +28,21 @@ class ContentAffinityRouter(RequestRouter):  # type: ignore[misc]
         self._pending_by_call: dict[int, PendingRequest] = {}
         super().__init__(*args, **kwargs)
 
-    def initialize_state(self, *, load_factor: float = 1.5, min_load: int = 64) -> None:
-        """Takes `request_router_kwargs`. Raises ValueError when a bound could never be kept."""
+    def initialize_state(
+        self, *, load_factor: float = 1.5, min_load: int = 64, max_lost_sends: int = 2
+    ) -> None:
+        """Takes `request_router_kwargs`. Raises ValueError when a bound could never be kept.
+
+        max_lost_sends: replicas that may die before they confirm that they took a call. Serve sends it on
+        to the next without end; here the caller is told ReplicaLost after these.
+        """
         if load_factor <= 1 or min_load < 1:
             raise ValueError(
                 f"load_factor must be above 1 and min_load at least 1, got {load_factor} and {min_load}"
             )
         self._load_factor = load_factor
         self._min_load = min_load
+        self._max_lost_sends = max_lost_sends
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -78,14 +85,25 @@ class ContentAffinityRouter(RequestRouter):  # type: ignore[misc]
     # to Ray: its minor version is pinned, and tests/cluster/test_routing.py hangs without them.
 
     def _add_pending_request_to_indices(self, pending_request: PendingRequest) -> None:
+        """Serve's: the call waits for a replica, for the first time or once more."""
         self._pending_by_call[id(pending_request.metadata)] = pending_request
+        sent_to = getattr(pending_request, "sent_to", [])
+        if sum(replica_id not in self.curr_replicas for replica_id in sent_to) > self._max_lost_sends:
+            self._remove_pending_request_from_indices(pending_request)
+            pending_request.future.set_exception(ReplicaLost(f"{len(sent_to)} replicas died on this call"))
 
     def _remove_pending_request_from_indices(self, pending_request: PendingRequest) -> None:
+        """Serve's: the call has a replica, or was cancelled."""
         self._pending_by_call.pop(id(pending_request.metadata), None)
+        future = pending_request.future
+        if future.done() and not future.cancelled():
+            sent_to = [*getattr(pending_request, "sent_to", []), future.result().replica_id]
+            pending_request.sent_to = sent_to
 
     def _get_pending_request_matching_internal_request_id(
         self, request_metadata: Any = None
     ) -> PendingRequest | None:
+        """Serve's: the call that a replica was chosen for, unless it has gone."""
         pending = self._pending_by_call.get(id(request_metadata))
         return None if pending is None or pending.future.done() else pending
 

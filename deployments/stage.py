@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from epd.cache.breaker import BreakerState
 from epd.cache.controller import EmbeddingCache
 from epd.cache.entry import HEADER_BYTES
 from epd.cache.errors import StoreUnavailable
@@ -97,3 +98,9 @@ def open_cache(model: OpenModel, stage: StageSettings, store: StoreSettings) -> 
     num_pages = stage.pool_bytes // (stage.page_tokens * layout.row_bytes + HEADER_BYTES)
     pool = PagePool(layout, stage.page_tokens, num_pages)
     return EmbeddingCache(pool, open_store(store), timeout_s=store.timeout_s)
+
+
+def is_degraded(cache: EmbeddingCache) -> bool:
+    """Whether the cache does without its store: it fails too often, or a call to it hangs."""
+    stats = cache.stats()
+    return stats["breaker_state"] != BreakerState.CLOSED or stats["calls_hung"] > 0

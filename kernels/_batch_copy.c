@@ -281,50 +281,91 @@ static int take_device(PyObject *argument, int *device)
     return 0;
 }
 
-PyDoc_STRVAR(copy_doc, "copy(table, stream, device, batch, any_order, /) -> 'batch' or 'ranges'\n\n"
-                       "table: contiguous 64-bit integers [3, n]: destination addresses, source addresses, "
-                       "sizes in bytes.\nstream: a CUstream handle of that device. Returns once submitted; "
-                       "raises RuntimeError with the driver's error\nafter waiting for the stream.");
+/* Both tables of a copy() call: `rows` as numbers, `addresses` to be filled from it. */
+typedef struct {
+    Py_buffer rows;
+    Py_buffer addresses;
+} copy_tables;
+
+static void release_tables(copy_tables *tables)
+{
+    PyBuffer_Release(&tables->rows);
+    PyBuffer_Release(&tables->addresses);
+}
+
+static int take_tables(PyObject *rows, PyObject *addresses, copy_tables *tables)
+{
+    if (PyObject_GetBuffer(rows, &tables->rows, PyBUF_SIMPLE) < 0) {
+        return -1;
+    }
+    if (PyObject_GetBuffer(addresses, &tables->addresses, PyBUF_WRITABLE) < 0) {
+        PyBuffer_Release(&tables->rows);
+        return -1;
+    }
+    Py_ssize_t size = tables->rows.len;
+    uintptr_t bits = (uintptr_t)tables->rows.buf | (uintptr_t)tables->addresses.buf;
+    if (size != tables->addresses.len || size % (Py_ssize_t)(3 * sizeof(uint64_t)) != 0 ||
+        (size != 0 && bits % sizeof(uint64_t) != 0)) {
+        PyErr_Format(PyExc_ValueError, "both tables must be aligned 64-bit integers [3, n], got %zd and %zd bytes",
+                     size, tables->addresses.len);
+        release_tables(tables);
+        return -1;
+    }
+    return 0;
+}
+
+static void fill_addresses(copy_request *request, const copy_tables *tables, uint64_t src, uint64_t dst,
+                           uint64_t row_bytes)
+{
+    size_t count = (size_t)tables->rows.len / (3 * sizeof(uint64_t));
+    const uint64_t *rows = tables->rows.buf;
+    request->count = count;
+    request->dsts = tables->addresses.buf;
+    request->srcs = request->dsts + count;
+    request->sizes = (size_t *)(void *)(request->srcs + count);
+    for (size_t i = 0; i < count; i++) {
+        request->dsts[i] = dst + rows[i] * row_bytes;
+        request->srcs[i] = src + rows[count + i] * row_bytes;
+        request->sizes[i] = rows[2 * count + i] * row_bytes;
+    }
+}
+
+PyDoc_STRVAR(copy_doc,
+             "copy(rows, addresses, src, dst, row_bytes, stream, device, batch, any_order, /)\n\n"
+             "rows: contiguous 64-bit integers [3, n]: destination rows, source rows, numbers of rows.\n"
+             "addresses: room for as many, overwritten. src, dst: addresses of row 0 of either side.\n"
+             "stream: a CUstream handle of that device. Returns 'batch' or 'ranges' once submitted;\n"
+             "raises RuntimeError with the driver's error after waiting for the stream.");
 
 static PyObject *driver_copy(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     Driver *driver = (Driver *)self;
-    if (nargs != 5) {
-        return PyErr_Format(PyExc_TypeError, "copy() takes 5 arguments, got %zd", nargs);
+    if (nargs != 9) {
+        return PyErr_Format(PyExc_TypeError, "copy() takes 9 arguments, got %zd", nargs);
     }
     if (!driver->loaded) {
         return PyErr_Format(PyExc_RuntimeError, "nothing to copy with: %s", driver->reason);
     }
-    copy_request request = {0};
-    uintptr_t stream = (uintptr_t)PyLong_AsVoidPtr(args[1]);
-    if (PyErr_Occurred() || take_device(args[2], &request.device) < 0) {
+    uint64_t numbers[4]; /* src, dst, row_bytes, stream */
+    for (int i = 0; i < 4; i++) {
+        numbers[i] = PyLong_AsUnsignedLongLong(args[2 + i]);
+        if (numbers[i] == UINT64_MAX && PyErr_Occurred()) {
+            return NULL;
+        }
+    }
+    copy_request request = {.stream = (driver_stream)(uintptr_t)numbers[3]};
+    int batch = PyObject_IsTrue(args[7]);
+    request.any_order = PyObject_IsTrue(args[8]);
+    copy_tables tables;
+    if (batch < 0 || request.any_order < 0 || take_device(args[6], &request.device) < 0 ||
+        take_tables(args[0], args[1], &tables) < 0) {
         return NULL;
     }
-    int batch = PyObject_IsTrue(args[3]);
-    request.any_order = PyObject_IsTrue(args[4]);
-    if (batch < 0 || request.any_order < 0) {
-        return NULL;
-    }
-    Py_buffer table;
-    /* Writable because the driver's own declaration is not const. */
-    if (PyObject_GetBuffer(args[0], &table, PyBUF_WRITABLE) < 0) {
-        return NULL;
-    }
-    if (table.len % (Py_ssize_t)(3 * sizeof(uint64_t)) != 0 ||
-        (table.len != 0 && (uintptr_t)table.buf % sizeof(uint64_t) != 0)) {
-        PyBuffer_Release(&table);
-        return PyErr_Format(PyExc_ValueError, "table must be aligned 64-bit integers [3, n], got %zd bytes",
-                            table.len);
-    }
-    request.count = (size_t)table.len / (3 * sizeof(uint64_t));
-    request.dsts = table.buf;
-    request.srcs = request.dsts + request.count;
-    request.sizes = (size_t *)(void *)(request.srcs + request.count);
-    request.stream = (driver_stream)stream;
+    fill_addresses(&request, &tables, numbers[0], numbers[1], numbers[2]);
     request.context = driver->contexts[request.device];
     /* The batch call refuses the legacy default stream, handles NULL and CU_STREAM_LEGACY. */
     request.batch = batch && driver->functions.copy_batch_async != NULL &&
-                    !driver->refuses_batches[request.device] && stream > 1;
+                    !driver->refuses_batches[request.device] && numbers[3] > 1;
 
     copy_outcome outcome = outcome_of("", SUCCESS);
     if (request.count != 0) {
@@ -332,8 +373,10 @@ static PyObject *driver_copy(PyObject *self, PyObject *const *args, Py_ssize_t n
         outcome = submit(&driver->functions, &request);
         Py_END_ALLOW_THREADS
     }
-    PyBuffer_Release(&table);
-    driver->contexts[request.device] = request.context;
+    release_tables(&tables);
+    if (request.context != NULL) {
+        driver->contexts[request.device] = request.context;
+    }
     if (request.not_supported) {
         driver->refuses_batches[request.device] = 1;
     }

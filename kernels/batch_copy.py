@@ -18,6 +18,8 @@ import numpy.typing as npt
 CopyPath = Literal["batch", "ranges", "none"]
 """`batch`: one cuMemcpyBatchAsync; `ranges`: one cuMemcpyAsync per range; `none`: no native copies."""
 
+Table = npt.NDArray[np.int64]
+
 DRIVER_LIBRARY = "libcuda.so.1"
 
 
@@ -40,11 +42,22 @@ class Driver(Protocol):
         """False once `device` answered that batches are not supported; it is not asked again."""
 
     def copy(
-        self, table: npt.NDArray[np.int64], stream: int, device: int, batch: bool, any_order: bool, /
+        self,
+        rows: Table,
+        addresses: Table,
+        src: int,
+        dst: int,
+        row_bytes: int,
+        stream: int,
+        device: int,
+        batch: bool,
+        any_order: bool,
+        /,
     ) -> CopyPath:
-        """Submits `table` `[3, n]`: destination addresses, source addresses, sizes in bytes.
+        """Submits `rows` `[3, n]`: destination rows, source rows, numbers of rows.
 
-        Releases the GIL. Raises RuntimeError with the driver's error name after waiting for the stream.
+        `addresses` is room for the same in bytes; `src` and `dst` are where row 0 lies. Releases the GIL.
+        Raises RuntimeError with the driver's error name, after waiting for the stream.
         """
 
 
@@ -69,7 +82,17 @@ class _NoDriver:
         return False
 
     def copy(
-        self, table: npt.NDArray[np.int64], stream: int, device: int, batch: bool, any_order: bool, /
+        self,
+        rows: Table,
+        addresses: Table,
+        src: int,
+        dst: int,
+        row_bytes: int,
+        stream: int,
+        device: int,
+        batch: bool,
+        any_order: bool,
+        /,
     ) -> CopyPath:
         raise AssertionError("no driver to copy with")
 

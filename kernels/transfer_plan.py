@@ -41,8 +41,7 @@ class TransferPlan:
             self._given = _one_by_one(dst_starts, src_starts, lengths)
         self._table = _merge(self._given)
         self._lock = Lock()
-        self._addresses: Int64Array | None = None
-        self._addresses_of = (0, 0, 0)
+        self._addresses: Int64Array = np.empty(self._table.shape, dtype=np.int64)
 
     @property
     def num_ranges(self) -> int:
@@ -90,25 +89,20 @@ class TransferPlan:
         driver read the source before earlier work of the stream is done. Returns the path taken.
         Raises RuntimeError, naming the driver's error, after the stream was waited for.
         """
-        if not self.num_ranges or not row_bytes:
+        if not self._table.size or not row_bytes:
             return driver.path
         with self._lock:
-            table = self._address_table(src_address, dst_address, row_bytes)
-            return driver.copy(table, stream, device, batch, any_order)
-
-    def _address_table(self, src_address: int, dst_address: int, row_bytes: int) -> Int64Array:
-        """`[3, num_ranges]`: destination and source addresses, sizes in bytes. Kept for the next call."""
-        wanted = (src_address, dst_address, row_bytes)
-        if self._addresses is None:
-            self._addresses = np.empty_like(self._table)
-        elif self._addresses_of == wanted:
-            return self._addresses
-        np.multiply(self._table, row_bytes, out=self._addresses)
-        dsts, srcs, _ = self._addresses
-        dsts += dst_address
-        srcs += src_address
-        self._addresses_of = wanted
-        return self._addresses
+            return driver.copy(
+                self._table,
+                self._addresses,
+                src_address,
+                dst_address,
+                row_bytes,
+                stream,
+                device,
+                batch,
+                any_order,
+            )
 
 
 def _row_numbers(src_starts: RowNumbers, dst_starts: RowNumbers, lengths: RowNumbers) -> Int64Array:
@@ -139,7 +133,7 @@ def _largest(table: Int64Array) -> list[int]:
 
 
 def _one_by_one(*columns: RowNumbers) -> Int64Array:
-    """`[3, n]` from rare kinds of integers. Raises ValueError, naming the range, for what is not a row number."""
+    """`[3, n]` from rare kinds of integers. Raises ValueError, naming the range, for other things."""
     names = ("dst_starts", "src_starts", "lengths")
     checked = [
         [_row_number(name, i, n) for i, n in enumerate(c)] for name, c in zip(names, columns, strict=True)
@@ -160,25 +154,25 @@ def _row_number(name: str, i: int, number: object) -> int:
 
 
 def _merge(given: Int64Array) -> Int64Array:
-    """The same columns by destination, merged, none empty. `count_nonzero` is numpy's cheapest test."""
+    """The same columns by destination, merged, none empty."""
     order = given[0].argsort(kind="stable")
-    if np.count_nonzero(given[2]) != given.shape[1]:
+    if np.count_nonzero(given[2]) != order.size:
         order = order[given[2][order] > 0]
     table: Int64Array = given.take(order, axis=1)
-    dst, src, length = table
+    dst, length = table[0], table[2]
     gap = dst[1:] - (dst + length)[:-1]
-    overlaps = gap < 0
-    if np.count_nonzero(overlaps):
-        i = int(overlaps.argmax())
+    smallest = np.minimum.reduce(gap, initial=1)
+    if smallest > 0:
+        return table
+    if smallest < 0:
+        i = int(gap.argmin())
         first, second = sorted((i, i + 1), key=order.__getitem__)
         rows = " and ".join(_rows(dst[k], length[k]) for k in (second, first))
         raise ValueError(
             f"range {order[second]}: destination overlaps that of range {order[first]} (rows {rows})"
         )
-    if np.count_nonzero(gap) == gap.size:
-        return table
-    breaks = (gap != 0) | (src[1:] != (src + length)[:-1])
-    firsts = np.flatnonzero(np.concatenate(([True], breaks)))
+    src_gap = table[1, 1:] - (table[1] + length)[:-1]
+    firsts = np.flatnonzero(np.concatenate(([True], (gap != 0) | (src_gap != 0))))
     merged: Int64Array = table.take(firsts, axis=1)
     merged[2] = np.add.reduceat(length, firsts)
     return merged

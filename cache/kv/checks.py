@@ -67,10 +67,9 @@ def _never(settings: KVSettings) -> Iterator[str]:
         yield "sparse_kv=true: there is no sparse KV, with kv_cache none or paged"
     if settings.kv_cache_dtype not in _STORAGE_DTYPES:
         yield _dtype_refusal(settings.kv_cache_dtype)
-    if settings.max_total_tokens < settings.page_size:
+    if settings.max_total_tokens % settings.page_size:
         yield (
-            f"max_total_tokens={settings.max_total_tokens} does not hold one page of "
-            f"page_size={settings.page_size}"
+            f"max_total_tokens={settings.max_total_tokens} is not a multiple of page_size={settings.page_size}"
         )
 
 

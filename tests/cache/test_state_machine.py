@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
@@ -94,12 +96,12 @@ class CacheMachine(RuleBasedStateMachine):
     def abandon(self, index: int, is_lost: bool) -> None:
         ticket = self.held.tickets.pop(index % len(self.held.tickets))
         if not is_lost:
-            self.cache.abandon([ticket])
+            self.on_loop(self.cache.abandon, [ticket])
 
     @precondition(lambda self: self.held.handles)
     @rule(index=INDEX)
     def release(self, index: int) -> None:
-        self.cache.release([self.held.handles.pop(index % len(self.held.handles))])
+        self.on_loop(self.cache.release, [self.held.handles.pop(index % len(self.held.handles))])
 
     @precondition(lambda self: self.held.handles)
     @rule(index=INDEX, count=st.integers(1, 3))
@@ -167,6 +169,12 @@ class CacheMachine(RuleBasedStateMachine):
             rows = self.cache.pool.copy_rows(handle.runs, handle.num_tokens)
             assert torch.equal(rows, rows_of(handle.wanted)), f"{handle.key} has others' rows"
 
+    def on_loop(self, call: Callable[[Any], None], argument: Any) -> None:
+        async def run() -> None:
+            call(argument)
+
+        self.loop.run_until_complete(run())
+
     def end_calls(self) -> None:
         for runner in self.runners:
             while runner.queued or runner.running:
@@ -188,8 +196,8 @@ class CacheMachine(RuleBasedStateMachine):
         held = self.held
         for _ in range(100):
             self.collect()
-            self.cache.release(held.handles)
-            self.cache.abandon(held.tickets)
+            self.on_loop(self.cache.release, held.handles)
+            self.on_loop(self.cache.abandon, held.tickets)
             held.handles, held.tickets = [], []
             self.end_calls()
             if not (held.requests or held.fills or held.publishes):
@@ -202,7 +210,7 @@ class CacheMachine(RuleBasedStateMachine):
         items = [wanted(number + 100, 2) for number in range(8)]
         everything = self.loop.create_task(self.cache.acquire(items, claim=True, ask_store=False))
         self.loop.step()
-        self.cache.abandon(everything.result().tickets.values())
+        self.on_loop(self.cache.abandon, everything.result().tickets.values())
         assert self.cache.stats()["pages_free"] == 8
         close = self.loop.create_task(self.cache.close())
         while not close.done():  # it closes the store on a thread of the loop

@@ -132,7 +132,9 @@ class Server:
         for pid in self.pids():
             for argument in (Path("/proc") / str(pid) / "cmdline").read_bytes().split(b"\0"):
                 if argument.startswith(b"--gcs-address="):
-                    return {**os.environ, "RAY_ADDRESS": argument.decode().partition("=")[2]}
+                    address = argument.decode().partition("=")[2]
+                    # Ray guards the clusters that it starts by a token, and looks for it only when told.
+                    return {**os.environ, "RAY_ADDRESS": address, "RAY_AUTH_MODE": "token"}
         raise AssertionError("the server runs no Ray node")
 
     def pids(self) -> list[int]:

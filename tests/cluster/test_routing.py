@@ -48,7 +48,7 @@ pytestmark = [
 class FakeEncoder:
     """Publishes the pictures it is given, and counts. What a key starts with says how it is encoded:
 
-    "gated": waits until `open_gate`. "deadly": kills this process, leaving a file in `folder`. "full": raises
+    "gated": waits until `open_gate`. "deadly": kills this process, and leaves a file in `folder`. "full": raises
     Overloaded. "wrong": raises RequestError. Equal keys join, as in the encoder's cache.
     """
 
@@ -75,7 +75,9 @@ class FakeEncoder:
             await self._gate.wait()
         elif key.startswith("deadly"):
             (self._folder / f"{key}-{os.getpid()}").touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+            # A while after the call was confirmed: what dies earlier, Serve sends on by itself.
+            asyncio.get_running_loop().call_later(0.1, os.kill, os.getpid(), signal.SIGKILL)
+            await self._gate.wait()
         elif key.startswith("full"):
             raise Overloaded("the queue is full")
         elif key.startswith("wrong"):

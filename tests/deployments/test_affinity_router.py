@@ -15,7 +15,7 @@ with warnings.catch_warnings():
     from ray.serve.request_router import PendingRequest, ReplicaID
 
 from epd.deployments.affinity import rank
-from epd.deployments.membership import live_replicas
+from epd.deployments.membership import ReplicaLost, live_replicas
 from epd.deployments.router import ContentAffinityRouter
 
 
@@ -54,12 +54,21 @@ class Cell:
 
     async def route(self, key: str, request_id: str = "one request") -> str:
         """The replica that a call would be sent to, as Serve asks for it."""
+        return await self.send(self.pending(key, request_id))
+
+    def pending(self, key: str, request_id: str = "one request") -> PendingRequest:
         metadata = RequestMetadata(
             request_id=request_id, internal_request_id=request_id, call_method="encode", session_id=key
         )
-        pending = PendingRequest(args=[], kwargs={}, metadata=metadata)
-        replica = await self.router._choose_replica_for_request(pending)
+        return PendingRequest(args=[], kwargs={}, metadata=metadata)
+
+    async def send(self, pending: PendingRequest, again: bool = False) -> str:
+        """again: as Serve does when the replica has died, or refused, before it confirmed the call."""
+        replica = await self.router._choose_replica_for_request(pending, is_retry=again)
         return str(replica.replica_id.unique_id)
+
+    def kill(self, name: str) -> None:
+        self.router.on_replica_actor_died(ReplicaID(name, deployment_id=self.deployment))
 
     def known(self) -> tuple[str, ...]:
         return live_replicas(self.deployment.app_name, self.deployment.name)
@@ -114,8 +123,32 @@ async def test_a_dead_replica_is_known_as_such_at_once() -> None:
     """Clients stop grouping for it before the controller has noticed."""
     cell = Cell([0, 0, 0])
     assert cell.known() == ("r0", "r1", "r2")
-    cell.router.on_replica_actor_died(cell.replicas[1].replica_id)
+    cell.kill("r1")
     assert cell.known() == ("r0", "r2")
+
+
+async def test_a_call_that_kills_before_it_is_confirmed_is_given_up() -> None:
+    """Serve alone would send it to one replica after the other, for ever."""
+    cell = Cell([0] * 8, max_lost_sends=2)
+    pending = cell.pending("deadly")
+    chosen = [await cell.send(pending)]
+    for _ in range(2):
+        cell.kill(chosen[-1])
+        chosen.append(await cell.send(pending, again=True))
+    assert chosen == rank("deadly", cell.names)[:3]
+    cell.kill(chosen[-1])
+    with pytest.raises(ReplicaLost, match="3 replicas died on this call"):
+        await cell.send(pending, again=True)
+
+
+async def test_a_call_that_is_refused_goes_on_looking() -> None:
+    """Living replicas that are full are no reason to give up."""
+    cell = Cell([0, 0, 0], max_lost_sends=0)
+    pending = cell.pending("key")
+    chosen = [await cell.send(pending)]
+    for _ in range(5):
+        chosen.append(await cell.send(pending, again=True))
+    assert chosen == [rank("key", cell.names)[0]] * 6
 
 
 def test_a_deployment_never_heard_of_has_no_known_replicas() -> None:

@@ -17,8 +17,17 @@ class FakeDevice:
 
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
+        self.prepared: list[list[int]] = []
         self.gate = threading.Semaphore(0)
+        self.preparing = threading.Semaphore(0)
         self.started = threading.Semaphore(0)
+
+    def prepare(self, batch: Sequence[int]) -> Sequence[int]:
+        if 13 in batch:
+            raise ValueError(f"nothing to prepare for {list(batch)}")
+        self.prepared.append(list(batch))
+        self.preparing.release()
+        return batch
 
     def run(self, batch: Sequence[int]) -> Sequence[int | Exception]:
         self.started.release()
@@ -32,13 +41,13 @@ class FakeDevice:
         self.gate.release(times)
 
 
-def make(device: FakeDevice, **limits: int) -> TokenBatcher[int, int]:
+def make(device: FakeDevice, **limits: int) -> TokenBatcher[int, Sequence[int], int]:
     defaults = {"max_tokens": 10, "max_items": 4, "max_queued_tokens": 100}
-    return TokenBatcher(device.run, **{**defaults, **limits}, name="test")
+    return TokenBatcher(device.prepare, device.run, **{**defaults, **limits}, step="prefill")
 
 
 async def submit_behind_a_running_batch(
-    batcher: TokenBatcher[int, int], device: FakeDevice, work: list[tuple[int, int]]
+    batcher: TokenBatcher[int, Sequence[int], int], device: FakeDevice, work: list[tuple[int, int]]
 ) -> list[asyncio.Task[int]]:
     """Starts one item, waits until it runs, then queues the others behind it."""
     first = asyncio.create_task(batcher.submit(0, 1))
@@ -133,3 +142,44 @@ async def test_a_running_item_is_awaited_when_cancelled() -> None:
     assert task.cancelled()
     assert device.batches == [[1]]
     await batcher.close()
+
+
+async def test_a_full_batch_is_prepared_while_another_runs() -> None:
+    """What fills a batch is prepared under the running one; what does not fill one waits for more."""
+    device = FakeDevice()
+    batcher = make(device)
+    tasks = await submit_behind_a_running_batch(batcher, device, [(1, 6), (2, 4), (3, 1)])
+    await asyncio.to_thread(device.preparing.acquire)
+    await asyncio.to_thread(device.preparing.acquire)
+    assert device.prepared == [[0], [1, 2]]
+    assert batcher.queued_tokens == 1
+    tasks.append(asyncio.create_task(batcher.submit(4, 1)))
+    await asyncio.sleep(0)
+    device.open()
+    await asyncio.gather(*tasks)
+    assert device.batches == [[0], [1, 2], [3, 4]]
+    assert batcher.waiting_tokens == 0
+    await batcher.close()
+
+
+async def test_an_item_that_cannot_be_prepared_fails_alone() -> None:
+    """A failure to prepare is the item's own, as a failure to run is."""
+    device = FakeDevice()
+    batcher = make(device)
+    tasks = await submit_behind_a_running_batch(batcher, device, [(1, 1), (13, 1), (3, 1)])
+    device.open()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [results[i] for i in (0, 1, 3)] == [0, 10, 30]
+    assert isinstance(results[2], ValueError)
+    await batcher.close()
+
+
+async def test_close_runs_what_waits() -> None:
+    """Closing drains the queue."""
+    device = FakeDevice()
+    batcher = make(device)
+    tasks = await submit_behind_a_running_batch(batcher, device, [(1, 8), (2, 8)])
+    closing = asyncio.create_task(batcher.close())
+    device.open()
+    await closing
+    assert await asyncio.gather(*tasks) == [0, 10, 20]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 import pytest
@@ -85,7 +85,26 @@ class FakeStages:
         return EmbedReply(vectors.reshape(len(done), width), done, tuple(sorted(missing)))
 
 
-def make(stages: FakeStages, timeout_s: float = 30) -> EmbeddingService:
+class FakeDirectory:
+    """Knows that a store lacks what it lacks; remembers what it is told."""
+
+    def __init__(self, stages: FakeStages) -> None:
+        self.stages = stages
+        self.known: set[str] = set()
+
+    async def absent(self, keys: Collection[str]) -> list[str]:
+        return [key for key in keys if key not in self.known and key not in self.stages.store]
+
+    def remember(self, keys: Iterable[str]) -> None:
+        self.known |= set(keys)
+
+    def forget(self, keys: Iterable[str]) -> None:
+        self.known -= set(keys)
+
+
+def make(
+    stages: FakeStages, timeout_s: float = 30, directory: FakeDirectory | None = None
+) -> EmbeddingService:
     preparer = FakePreparer()
     return EmbeddingService(
         preparer,  # type: ignore[arg-type]
@@ -93,6 +112,7 @@ def make(stages: FakeStages, timeout_s: float = 30) -> EmbeddingService:
         stages,
         hidden_size=HIDDEN,
         request_timeout_s=timeout_s,
+        directory=directory,
     )
 
 
@@ -168,3 +188,30 @@ async def test_a_request_past_its_deadline_is_answered() -> None:
     stages.hang = True
     with pytest.raises(DeadlineExceeded):
         await make(stages, timeout_s=0.01).embed([text("a")])
+
+
+async def test_a_picture_that_is_surely_not_stored_is_encoded_first() -> None:
+    """With a directory a new picture costs one call of each stage."""
+    stages = FakeStages()
+    directory = FakeDirectory(stages)
+    embedded = await make(stages, directory=directory).embed([picture("x", "bb"), text("a")])
+    assert embedded.vectors[:, 0].tolist() == [2, 1]
+    assert (stages.asked, stages.encoded, directory.known) == ([2], ["x"], {"x"})
+
+
+async def test_a_picture_that_was_lost_is_encoded_after_all() -> None:
+    """What the directory remembers and the store lost costs a round, and is asked for anew."""
+    stages = FakeStages()
+    directory = FakeDirectory(stages)
+    directory.known = {"x"}
+    await make(stages, directory=directory).embed([picture("x")])
+    assert (stages.asked, stages.encoded, directory.known) == ([1, 1], ["x"], {"x"})
+
+
+async def test_rows_that_no_store_took_are_not_remembered() -> None:
+    """Rows that travelled directly are not there for the next request."""
+    stages = FakeStages()
+    stages.unpublished = {"x"}
+    directory = FakeDirectory(stages)
+    await make(stages, directory=directory).embed([picture("x")])
+    assert (stages.asked, directory.known) == ([1], set())

@@ -34,6 +34,18 @@ class Bytes:
         self.dst = array("b", [-1] * 32)
         src, dst = self.src.buffer_info()[0], self.dst.buffer_info()[0]
         self.table: Any = array("q", [dst + 2, dst + 6, dst + 10, src + 1, src + 11, src + 23, 4, 4, 2])
+        self.scratch: Any = array("q", [0] * 9)
+
+    def submit(
+        self,
+        driver: Driver,
+        *,
+        stream: int = STREAM,
+        device: int = 0,
+        batch: bool = True,
+        any_order: bool = False,
+    ) -> str:
+        return driver.copy(self.table, self.scratch, 0, 0, 1, stream, device, batch, any_order)
 
     def check(self) -> None:
         copied = [*range(1, 5), *range(11, 15), 23, 24]
@@ -42,7 +54,7 @@ class Bytes:
 
 def succeed(driver: Driver, *, stream: int = STREAM, batch: bool = True, any_order: bool = False) -> str:
     data = Bytes()
-    path = driver.copy(data.table, stream, 0, batch, any_order)
+    path = data.submit(driver, stream=stream, batch=batch, any_order=any_order)
     data.check()
     return path
 
@@ -61,7 +73,8 @@ def good_ways(fake: FakeDriver) -> None:
     assert succeed(driver, any_order=True) == "batch"
     assert succeed(driver, stream=0) == "ranges"
     assert succeed(driver, batch=False) == "ranges"
-    driver.copy(array("q"), STREAM, 0, True, False)  # type: ignore[arg-type]
+    nothing: Any = array("q")
+    driver.copy(nothing, nothing, 0, 0, 1, STREAM, 0, True, False)
     thread = Thread(target=succeed, args=(driver,))
     thread.start()
     thread.join()
@@ -93,26 +106,34 @@ def driver_errors(fake: FakeDriver) -> None:
                 FakeDriver(fake.library, fake.extension)
                 setattr(fake.knobs, knob, ILLEGAL_ADDRESS)
                 fake.knobs.fail_index = fail_index
-                refuse(partial(driver.copy, data.table, STREAM, 0, batch, False), RuntimeError)
+                refuse(partial(data.submit, driver, batch=batch), RuntimeError)
     fake.knobs.synchronize_result = 12345
-    refuse(lambda: driver.copy(data.table, STREAM, 0, False, False), RuntimeError)
+    refuse(lambda: data.submit(driver, batch=False), RuntimeError)
     FakeDriver(fake.library, fake.extension)
     fake.knobs.context_result = INVALID_CONTEXT
-    refuse(lambda: fake.load().copy(data.table, STREAM, 0, True, False), RuntimeError)
-    refuse(lambda: driver.copy(data.table, STREAM, 63, True, False), RuntimeError)
+    refuse(lambda: data.submit(fake.load()), RuntimeError)
+    refuse(lambda: data.submit(driver, device=63), RuntimeError)
 
 
 def wrong_arguments(fake: FakeDriver) -> None:
     driver: Any = fake.load()
-    table = Bytes().table
-    refuse(lambda: driver.copy(table), TypeError)
-    refuse(lambda: driver.copy(None, STREAM, 0, True, False), TypeError)
-    refuse(lambda: driver.copy(bytes(24), STREAM, 0, True, False), BufferError)
-    refuse(lambda: driver.copy(array("q", [1]), STREAM, 0, True, False), ValueError)
-    refuse(lambda: driver.copy(memoryview(array("b", range(25)))[1:], STREAM, 0, True, False), ValueError)
-    refuse(lambda: driver.copy(table, "stream", 0, True, False), TypeError)
-    refuse(lambda: driver.copy(table, STREAM, -1, True, False), ValueError)
-    refuse(lambda: driver.copy(table, STREAM, 1 << 70, True, False), OverflowError)
+    data = Bytes()
+    good = (data.table, data.scratch, 0, 0, 1, STREAM, 0, True, False)
+    odd = memoryview(array("b", bytes(73)))[1:]
+    for place, value, error in (
+        (0, None, TypeError),
+        (1, None, TypeError),
+        (1, bytes(72), BufferError),
+        (1, array("q", [1]), ValueError),
+        (0, odd, ValueError),
+        (1, odd, ValueError),
+        (2, "0", TypeError),
+        (4, 1 << 64, OverflowError),
+        (6, -1, ValueError),
+        (6, 1 << 70, OverflowError),
+    ):
+        refuse(partial(driver.copy, *good[:place], value, *good[place + 1 :]), error)
+    refuse(lambda: driver.copy(data.table), TypeError)
     refuse(lambda: driver.supports("0"), TypeError)
     refuse(lambda: driver.supports(64), ValueError)
     refuse(type(driver), TypeError)
@@ -124,7 +145,7 @@ def no_drivers(extension: ModuleType, without_lookup: Path, without_copy: Path) 
         driver = extension.load(str(library))
         assert driver.path == "none"
         assert driver.reason
-        refuse(partial(driver.copy, Bytes().table, STREAM, 0, True, False), RuntimeError)
+        refuse(partial(Bytes().submit, driver), RuntimeError)
     refuse(lambda: extension.load(1), TypeError)
     refuse(lambda: extension.load("a", "b"), TypeError)
 

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from epd.kernels.batch_copy import BatchCopyStatus, default_driver, describe, load_driver
+from epd.kernels.batch_copy import BatchCopyStatus, Driver, default_driver, describe, load_driver
 from epd.kernels.transfer_plan import TransferPlan
 from tests.kernels.fake_driver import (
     ILLEGAL_ADDRESS,
@@ -48,6 +48,19 @@ class Copying:
             dtype=np.int64,
         )
 
+    def submit(
+        self,
+        driver: Driver,
+        *,
+        stream: int = STREAM,
+        device: int = 0,
+        batch: bool = True,
+        any_order: bool = False,
+    ) -> str:
+        """Copies through `driver`, rows of one byte counted from address 0."""
+        scratch = np.empty_like(self.table)
+        return driver.copy(self.table, scratch, 0, 0, 1, stream, device, batch, any_order)
+
     @property
     def expected(self) -> Rows:
         rows = np.full((16, 5), -1, dtype=np.int32)
@@ -65,7 +78,7 @@ def test_all_ranges_go_in_one_batch(fake: FakeDriver, copying: Copying) -> None:
     """A current driver gets one call with every range, and the rows arrive."""
     driver = fake.load()
     fake.forget()
-    assert driver.copy(copying.table, STREAM, 0, True, False) == "batch"
+    assert copying.submit(driver) == "batch"
     assert fake.calls == ["cuMemcpyBatchAsync"]
     assert fake.copies == [(*column, STREAM) for column in zip(*copying.table.tolist(), strict=True)]
     np.testing.assert_array_equal(copying.dst, copying.expected)
@@ -74,7 +87,7 @@ def test_all_ranges_go_in_one_batch(fake: FakeDriver, copying: Copying) -> None:
 @pytest.mark.parametrize(("any_order", "source_order"), [(False, 1), (True, 3)])
 def test_batch_attributes(fake: FakeDriver, copying: Copying, any_order: bool, source_order: int) -> None:
     """One attribute set from range 0 on: the source order asked for, no hints, no flags."""
-    fake.load().copy(copying.table, STREAM, 0, True, any_order)
+    copying.submit(fake.load(), any_order=any_order)
     batch = fake.last_batch
     assert (batch.count, batch.num_attributes, batch.first_attribute) == (3, 1, 0)
     assert (batch.source_order, batch.hints, batch.flags) == (source_order, 0, 0)
@@ -112,7 +125,7 @@ def test_without_batches_each_range_is_one_call(
     fake.forget()
     assert describe(driver, 0) == BatchCopyStatus("ranges", reason, fake.knobs.version)
     assert not driver.supports(0)
-    assert driver.copy(copying.table, STREAM, 0, True, False) == "ranges"
+    assert copying.submit(driver) == "ranges"
     assert fake.calls == ["cuMemcpyAsync"] * 3
     np.testing.assert_array_equal(copying.dst, copying.expected)
 
@@ -124,7 +137,7 @@ def test_driver_without_look_up(extension: ModuleType, build_folder: Path, copyi
     driver = fake.load()
     assert driver.path == "ranges"
     assert driver.reason == "symbol missing: cuGetProcAddress_v2"
-    driver.copy(copying.table, STREAM, 0, True, False)
+    copying.submit(driver)
     assert fake.calls == ["cuMemcpyAsync"] * 3
     np.testing.assert_array_equal(copying.dst, copying.expected)
 
@@ -135,7 +148,7 @@ def test_library_without_copies(extension: ModuleType, build_folder: Path, copyi
     driver = FakeDriver(library, extension).load()
     assert describe(driver, 0) == BatchCopyStatus("copy_", "symbol missing: cuMemcpyAsync", 0)
     with pytest.raises(RuntimeError, match="nothing to copy with: symbol missing: cuMemcpyAsync"):
-        driver.copy(copying.table, STREAM, 0, True, False)
+        copying.submit(driver)
 
 
 def test_driver_that_fails_at_once(fake: FakeDriver) -> None:
@@ -171,11 +184,11 @@ def test_not_supported_is_remembered_per_device(fake: FakeDriver, copying: Copyi
     driver = fake.load()
     fake.forget()
     assert describe(driver, 0).path == "batch"
-    assert driver.copy(copying.table, STREAM, 0, True, False) == "ranges"
+    assert copying.submit(driver) == "ranges"
     assert fake.calls == ["cuMemcpyBatchAsync"] + ["cuMemcpyAsync"] * 3
     np.testing.assert_array_equal(copying.dst, copying.expected)
     fake.forget()
-    assert driver.copy(copying.table, STREAM, 0, True, False) == "ranges"
+    assert copying.submit(driver) == "ranges"
     assert fake.calls == ["cuMemcpyAsync"] * 3
     assert describe(driver, 0) == BatchCopyStatus("ranges", "batched copies not supported on device 0", 13000)
     assert describe(driver, 1) == BatchCopyStatus("batch", None, 13000)
@@ -185,8 +198,8 @@ def test_other_devices_keep_their_batches(fake: FakeDriver, copying: Copying) ->
     """One device's refusal does not speak for another."""
     fake.knobs.devices_without_batches = 1 << 0
     driver = fake.load()
-    in_own_thread(lambda: driver.copy(copying.table, STREAM, 0, True, False))
-    assert in_own_thread(lambda: driver.copy(copying.table, STREAM, 1, True, False)) == "batch"
+    in_own_thread(lambda: copying.submit(driver))
+    assert in_own_thread(lambda: copying.submit(driver, device=1)) == "batch"
 
 
 @pytest.mark.parametrize("stream", [0, 1])
@@ -194,21 +207,21 @@ def test_legacy_default_stream_takes_ranges(fake: FakeDriver, copying: Copying, 
     """The batch call refuses the legacy default stream, so it is not tried there."""
     driver = fake.load()
     fake.forget()
-    assert driver.copy(copying.table, stream, 0, True, False) == "ranges"
+    assert copying.submit(driver, stream=stream) == "ranges"
     assert fake.calls == ["cuMemcpyAsync"] * 3
     assert driver.supports(0)
 
 
 def test_per_thread_default_stream_takes_the_batch(fake: FakeDriver, copying: Copying) -> None:
     """CU_STREAM_PER_THREAD is not the legacy default stream."""
-    assert fake.load().copy(copying.table, 2, 0, True, False) == "batch"
+    assert copying.submit(fake.load(), stream=2) == "batch"
 
 
 def test_ranges_can_be_forced(fake: FakeDriver, copying: Copying) -> None:
     """batch=False takes one call per range of a driver that has batches."""
     driver = fake.load()
     fake.forget()
-    assert driver.copy(copying.table, STREAM, 0, False, False) == "ranges"
+    assert copying.submit(driver, batch=False) == "ranges"
     assert fake.calls == ["cuMemcpyAsync"] * 3
 
 
@@ -222,7 +235,7 @@ def test_batch_error_is_named_after_waiting(fake: FakeDriver, copying: Copying) 
     with pytest.raises(
         RuntimeError, match=r"^cuMemcpyBatchAsync: CUDA_ERROR_ILLEGAL_ADDRESS \(700\) at range 2 of 3$"
     ):
-        driver.copy(copying.table, STREAM, 0, True, False)
+        copying.submit(driver)
     assert fake.calls == ["cuMemcpyBatchAsync", "cuStreamSynchronize"]
     np.testing.assert_array_equal(copying.dst[2:10], copying.expected[2:10])
 
@@ -231,7 +244,7 @@ def test_batch_error_of_no_range(fake: FakeDriver, copying: Copying) -> None:
     """A failure that no single range caused names none."""
     fake.knobs.batch_result = INVALID_VALUE
     with pytest.raises(RuntimeError, match=r"^cuMemcpyBatchAsync: CUDA_ERROR_INVALID_VALUE \(1\)$"):
-        fake.load().copy(copying.table, STREAM, 0, True, False)
+        copying.submit(fake.load())
 
 
 def test_range_error_is_named_after_waiting(fake: FakeDriver, copying: Copying) -> None:
@@ -244,7 +257,7 @@ def test_range_error_is_named_after_waiting(fake: FakeDriver, copying: Copying) 
     with pytest.raises(
         RuntimeError, match=r"^cuMemcpyAsync: CUDA_ERROR_ILLEGAL_ADDRESS \(700\) at range 1 of 3$"
     ):
-        driver.copy(copying.table, STREAM, 0, False, False)
+        copying.submit(driver, batch=False)
     assert fake.calls == ["cuMemcpyAsync"] * 2 + ["cuStreamSynchronize"]
     np.testing.assert_array_equal(copying.dst[2:6], copying.expected[2:6])
 
@@ -254,7 +267,7 @@ def test_not_supported_by_cumemcpyasync_raises(fake: FakeDriver, copying: Copyin
     fake.knobs.copy_result = NOT_SUPPORTED
     fake.knobs.fail_index = 0
     with pytest.raises(RuntimeError, match="CUDA_ERROR_NOT_SUPPORTED"):
-        fake.load().copy(copying.table, STREAM, 0, False, False)
+        copying.submit(fake.load(), batch=False)
 
 
 def test_failed_wait_is_told_too(fake: FakeDriver, copying: Copying) -> None:
@@ -262,14 +275,14 @@ def test_failed_wait_is_told_too(fake: FakeDriver, copying: Copying) -> None:
     fake.knobs.batch_result = ILLEGAL_ADDRESS
     fake.knobs.synchronize_result = ILLEGAL_ADDRESS
     with pytest.raises(RuntimeError, match=r"; waiting for the stream: CUDA_ERROR_ILLEGAL_ADDRESS \(700\)$"):
-        fake.load().copy(copying.table, STREAM, 0, True, False)
+        copying.submit(fake.load())
 
 
 def test_error_without_a_name(fake: FakeDriver, copying: Copying) -> None:
     """An error that the driver cannot name is given by number."""
     fake.knobs.batch_result = 9999
     with pytest.raises(RuntimeError, match=r"unknown CUresult \(9999\)"):
-        fake.load().copy(copying.table, STREAM, 0, True, False)
+        copying.submit(fake.load())
 
 
 def test_an_error_is_not_remembered(fake: FakeDriver, copying: Copying) -> None:
@@ -277,16 +290,16 @@ def test_an_error_is_not_remembered(fake: FakeDriver, copying: Copying) -> None:
     driver = fake.load()
     fake.knobs.batch_result = INVALID_VALUE
     with pytest.raises(RuntimeError):
-        driver.copy(copying.table, STREAM, 0, True, False)
+        copying.submit(driver)
     fake.knobs.batch_result = 0
-    assert driver.copy(copying.table, STREAM, 0, True, False) == "batch"
+    assert copying.submit(driver) == "batch"
 
 
 def test_thread_without_a_context_gets_the_primary_one(fake: FakeDriver, copying: Copying) -> None:
     """A thread that never used CUDA is bound once; the primary context is retained once per device."""
     driver = fake.load()
     for _ in range(2):
-        in_own_thread(lambda: [driver.copy(copying.table, STREAM, 0, True, False) for _ in range(2)])
+        in_own_thread(lambda: [copying.submit(driver) for _ in range(2)])
     bindings = [call for call in fake.all_calls if call.startswith(("cuCtx", "cuDevice"))]
     assert bindings == ["cuDevicePrimaryCtxRetain", "cuCtxSetCurrent", "cuCtxSetCurrent"]
 
@@ -297,17 +310,17 @@ def test_context_that_cannot_be_had(fake: FakeDriver, copying: Copying) -> None:
     driver = fake.load()
     fake.forget()
     with pytest.raises(RuntimeError, match=r"^cuDevicePrimaryCtxRetain: CUDA_ERROR_INVALID_CONTEXT \(201\)$"):
-        in_own_thread(lambda: driver.copy(copying.table, STREAM, 0, True, False))
+        in_own_thread(lambda: copying.submit(driver))
     assert fake.calls == []
     fake.knobs.context_result = 0
-    assert in_own_thread(lambda: driver.copy(copying.table, STREAM, 0, True, False)) == "batch"
+    assert in_own_thread(lambda: copying.submit(driver)) == "batch"
 
 
 def test_device_that_is_not_there(fake: FakeDriver, copying: Copying) -> None:
     """An ordinal that the driver does not know raises before anything is submitted."""
     driver = fake.load()
     with pytest.raises(RuntimeError, match=r"^cuDeviceGet: "):
-        in_own_thread(lambda: driver.copy(copying.table, STREAM, 63, True, False))
+        in_own_thread(lambda: copying.submit(driver, device=63))
 
 
 def test_gil_is_released_in_the_driver(fake: FakeDriver, copying: Copying) -> None:
@@ -322,7 +335,7 @@ def test_gil_is_released_in_the_driver(fake: FakeDriver, copying: Copying) -> No
 
     other = threading.Thread(target=let_go_once_it_is_in)
     other.start()
-    assert driver.copy(copying.table, STREAM, 0, True, False) == "batch"
+    assert copying.submit(driver) == "batch"
     other.join()
 
 
@@ -330,36 +343,63 @@ def test_no_ranges_no_call(fake: FakeDriver) -> None:
     """An empty table is not submitted."""
     driver = fake.load()
     fake.forget()
-    driver.copy(np.empty((3, 0), dtype=np.int64), STREAM, 0, True, False)
+    driver.copy(EMPTY, EMPTY, 0, 0, 1, STREAM, 0, True, False)
     assert fake.all_calls == []
+
+
+EMPTY = np.empty((3, 0), dtype=np.int64)
+ONE = np.zeros((3, 1), dtype=np.int64)
+GOOD = {
+    "rows": ONE,
+    "addresses": ONE.copy(),
+    "src": 0,
+    "dst": 0,
+    "row_bytes": 1,
+    "stream": STREAM,
+    "device": 0,
+    "batch": True,
+    "any_order": False,
+}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error"),
+    ("wrong", "error"),
     [
-        ((np.zeros(4, dtype=np.int64), STREAM, 0, True, False), ValueError),
-        ((np.zeros(25, dtype=np.int8)[1:], STREAM, 0, True, False), ValueError),
-        ((np.zeros((2, 3), dtype=np.int64).T, STREAM, 0, True, False), (ValueError, BufferError)),
-        ((bytes(24), STREAM, 0, True, False), BufferError),
-        ((None, STREAM, 0, True, False), TypeError),
-        ((np.zeros((3, 1), dtype=np.int64), "stream", 0, True, False), TypeError),
-        ((np.zeros((3, 1), dtype=np.int64), STREAM, -1, True, False), ValueError),
-        ((np.zeros((3, 1), dtype=np.int64), STREAM, 64, True, False), ValueError),
-        ((np.zeros((3, 1), dtype=np.int64), STREAM, 1 << 70, True, False), OverflowError),
-        ((np.zeros((3, 1), dtype=np.int64), STREAM, 0, np.zeros(2), False), ValueError),
-        ((np.zeros((3, 1), dtype=np.int64), STREAM, 0, True, np.zeros(2)), ValueError),
-        ((np.zeros((3, 1), dtype=np.int64), STREAM), TypeError),
+        ({"rows": None}, TypeError),
+        ({"addresses": None}, TypeError),
+        ({"addresses": bytes(24)}, BufferError),
+        ({"addresses": np.zeros((3, 2), dtype=np.int64)}, ValueError),
+        ({"rows": np.zeros(4, dtype=np.int64), "addresses": np.zeros(4, dtype=np.int64)}, ValueError),
+        ({"rows": np.zeros(25, dtype=np.int8)[1:]}, ValueError),
+        ({"addresses": np.zeros(25, dtype=np.int8)[1:]}, ValueError),
+        ({"rows": np.zeros((2, 3), dtype=np.int64).T}, (ValueError, BufferError)),
+        ({"src": "0"}, TypeError),
+        ({"dst": -1}, OverflowError),
+        ({"row_bytes": 1 << 64}, OverflowError),
+        ({"stream": "stream"}, TypeError),
+        ({"device": -1}, ValueError),
+        ({"device": 64}, ValueError),
+        ({"device": 1 << 70}, OverflowError),
+        ({"batch": np.zeros(2)}, ValueError),
+        ({"any_order": np.zeros(2)}, ValueError),
     ],
 )
 def test_copy_refuses_other_arguments(
-    fake: FakeDriver, arguments: tuple[object, ...], error: type[Exception]
+    fake: FakeDriver, wrong: dict[str, object], error: type[Exception]
 ) -> None:
     """Wrong arguments raise before anything is submitted."""
-    driver = fake.load()
+    driver: Any = fake.load()
     fake.forget()
     with pytest.raises(error):
-        driver.copy(*arguments)  # type: ignore[arg-type]
+        driver.copy(*(GOOD | wrong).values())
     assert fake.all_calls == []
+
+
+def test_copy_takes_all_its_arguments(fake: FakeDriver) -> None:
+    """Fewer arguments are a TypeError."""
+    driver: Any = fake.load()
+    with pytest.raises(TypeError, match="takes 9 arguments, got 2"):
+        driver.copy(ONE, ONE)
 
 
 @pytest.mark.parametrize("device", [-1, 64, "0"])
