@@ -31,7 +31,7 @@ Level = Literal["ok", "note", "missing"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing looked at. `missing`: the service cannot run without; `note`: it runs, and could do better."""
+    """One thing looked at. `missing`: the service needs it; `note`: it runs, and could do better."""
 
     subject: str
     level: Level
@@ -104,6 +104,7 @@ def check_torch() -> Iterator[Finding]:
     advice = "nvidia-smi says whether the driver is there" if torch.version.cuda else ""
     yield Finding("CUDA", "note", f"no GPU ({built}): everything runs on the CPU", advice)
     yield Finding("batched copy", "note", f"not used without a GPU: {batch_copy_status().reason}")
+    yield Finding("flash-attn", "note", "not used without a GPU")
 
 
 def check_flash_attention() -> Finding:
@@ -111,7 +112,9 @@ def check_flash_attention() -> Finding:
     try:
         return Finding("flash-attn", "ok", version("flash_attn"))
     except PackageNotFoundError:
-        return Finding("flash-attn", "note", "not installed: torch's own kernel is used", "pip install 'epd[cuda]'")
+        return Finding(
+            "flash-attn", "note", "not installed: torch's own kernel is used", "pip install 'epd[cuda]'"
+        )
 
 
 def check_libraries(loads: Callable[[str], bool]) -> Finding:
@@ -120,7 +123,9 @@ def check_libraries(loads: Callable[[str], bool]) -> Finding:
     if not lacking:
         return Finding("Mooncake's libraries", "ok", ", ".join(MOONCAKE_LIBRARIES))
     packages = " ".join(MOONCAKE_LIBRARIES[name] for name in lacking)
-    return Finding("Mooncake's libraries", "missing", f"no {', '.join(lacking)}", f"apt-get install {packages}")
+    return Finding(
+        "Mooncake's libraries", "missing", f"no {', '.join(lacking)}", f"apt-get install {packages}"
+    )
 
 
 def check_mooncake() -> Finding:

@@ -76,7 +76,9 @@ def rank(query: Vector, vectors: dict[Path, Vector]) -> list[tuple[float, Path]]
 def save(path: Path, vectors: dict[Path, Vector]) -> None:
     """`vectors` float32 `[n, dimensions]` and `files` `[n]`, as numpy reads them."""
     with path.open("wb") as file:
-        np.savez(file, vectors=np.stack(list(vectors.values())), files=np.array([str(each) for each in vectors]))
+        np.savez(
+            file, vectors=np.stack(list(vectors.values())), files=np.array([str(each) for each in vectors])
+        )
 
 
 def _embed_batch(embed: Embed, paths: Sequence[Path]) -> Iterator[tuple[Path, Vector | Failed]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 from epd.cache.types import MediaGrid
 from epd.cli.embedders import CannotEmbed, Failed, Vector
@@ -28,6 +29,7 @@ class LocalEmbedder:
 
     def __init__(self, model: str, instruction: str | None = None, dimensions: int | None = None) -> None:
         """Raises CannotEmbed when the checkpoint cannot be loaded or has fewer than `dimensions` values."""
+        disable_progress_bar()  # transformers draws one for each load
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._instruction = instruction
         self._dimensions = dimensions

@@ -11,9 +11,9 @@ _WIDTH = 30
 
 
 class Progress:
-    """`with Progress(total, stream) as bar: bar.advance(n)`. Draws only on a terminal, or when `shown` says so.
+    """`with Progress(total, stream) as bar: bar.advance(n)`. Draws only on a terminal.
 
-    clock: seconds that only go forward.
+    shown: draws anywhere, or nowhere. clock: seconds that only go forward.
     """
 
     def __init__(

@@ -14,7 +14,7 @@ from ray.serve.handle import DeploymentHandle
 
 from epd.deployments.affinity import group_by_owner
 from epd.deployments.errors import EPDError, Overloaded, StageUnavailable
-from epd.deployments.membership import ReplicaLost, live_replicas
+from epd.deployments.membership import live_replicas
 from epd.deployments.messages import EmbedReply, EncodeReply, MediaMessage, RowsMessage, SequenceMessage
 
 logger = logging.getLogger(__name__)
@@ -22,6 +22,10 @@ logger = logging.getLogger(__name__)
 # What was in a call whose replica died is sent again, at most this often: the stages' calls are idempotent.
 # An input that kills its replica is thus gone after one more death than this.
 MAX_RETRIES = 2
+
+
+class ReplicaLost(Exception):
+    """The replica, or the node that held its reply, died during the call."""
 
 
 async def call_once(method: DeploymentHandle, *args: Any) -> Any:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Awaitable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from io import BytesIO
 from typing import Any
 
@@ -19,6 +20,7 @@ from epd.cache.types import MediaGrid, MediaKey, Wanted
 from epd.deployments.autoscaling import WAITING_TOKENS
 from epd.deployments.batching import TokenBatcher
 from epd.deployments.errors import Overloaded
+from epd.deployments.joining import InFlight
 from epd.deployments.messages import EncodeReply, MediaMessage, RowsMessage
 from epd.deployments.metrics import Exporter, StageMetrics
 from epd.deployments.settings import Settings
@@ -28,6 +30,9 @@ from epd.models.errors import InvalidItem
 from epd.models.images import ImagePreprocessor
 
 Picture = tuple[torch.Tensor, MediaGrid]
+
+# Published keys of which a replica remembers that they were, the oldest first to go.
+_MAX_PUBLISHED = 100_000
 
 
 class Encoder:
@@ -42,6 +47,8 @@ class Encoder:
         self._tower = model.family.load_encoder(model.checkpoint, model.dtype, model.device)
         self._merge_size = model.family.merge_size
         self._cache = open_cache(model, settings.encoder, settings.store)
+        self._in_flight: InFlight[tuple[str, bool], RowsMessage | None] = InFlight()
+        self._published: dict[MediaKey, None] = {}
         self._cpu = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="decode")
         metrics = StageMetrics()
         self._timings = Timings(metrics.observe_step)
@@ -72,7 +79,7 @@ class Encoder:
     async def _encode_all(self, media: Sequence[MediaMessage]) -> EncodeReply:
         distinct = list({message.key: message for message in media}.values())
         # Every picture runs to its end before an error leaves, so that none is cut off mid-way by another's.
-        outcomes = await asyncio.gather(*map(self._encode_one, distinct), return_exceptions=True)
+        outcomes = await asyncio.gather(*map(self._join_encode, distinct), return_exceptions=True)
         published: list[str] = []
         direct: dict[str, RowsMessage] = {}
         failed: dict[str, str] = {}
@@ -123,31 +130,40 @@ class Encoder:
         self._cpu.shutdown()
         await self._cache.close()
 
+    async def _join_encode(self, message: MediaMessage) -> RowsMessage | None:
+        """`_encode_one`, once for all who ask meanwhile: a pool too small for what is asked would else evict
+        what the next in line is about to ask for."""
+        return await self._in_flight.run((message.key, message.direct), partial(self._encode_one, message))
+
     async def _encode_one(self, message: MediaMessage) -> RowsMessage | None:
         """None when the picture's rows are in the store, else the rows themselves."""
-        grid = MediaGrid(*message.grid)
-        handle = await self._obtain(MediaKey.parse(message.key), grid, message.data)
+        handle = await self._obtain(message)
         try:
             with self._timings.step("publish"):
                 published = await self._cache.publish([handle])
             if published[handle.key]:
-                return None
+                self._remember(handle.key)
+                if not message.direct:
+                    return None
             return RowsMessage(message.grid, self._cache.rows(handle))
         finally:
             self._cache.release([handle])
 
-    async def _obtain(self, key: MediaKey, grid: MediaGrid, data: bytes) -> Handle:
+    async def _obtain(self, message: MediaMessage) -> Handle:
         """A pin on the picture's rows, encoded now unless the pool holds them."""
+        key, grid = MediaKey.parse(message.key), MediaGrid(*message.grid)
         num_tokens = grid.num_tokens(self._merge_size)
-        # The embedder has just asked the store: asking again would only cost time.
-        acquired = await self._cache.acquire([Wanted(key, grid, num_tokens)], claim=True, ask_store=False)
+        # The caller has just asked the store: asking again would only cost time, but for what was published
+        # here and, it may be, since then.
+        ask_store = key in self._published and not message.direct
+        acquired = await self._cache.acquire([Wanted(key, grid, num_tokens)], claim=True, ask_store=ask_store)
         if (handle := acquired.handles.get(key)) is not None:
             return handle
         ticket = acquired.tickets[key]
         try:
             loop = asyncio.get_running_loop()
             with self._timings.step("decode"):
-                patches, found = await loop.run_in_executor(self._cpu, self._images.patches, data)
+                patches, found = await loop.run_in_executor(self._cpu, self._images.patches, message.data)
             if found != grid:
                 raise InvalidItem(f"the picture's grid is {found}, its header promised {grid}")
             rows = await self._batcher.submit((patches, grid), num_tokens)
@@ -156,6 +172,12 @@ class Encoder:
         except BaseException:
             self._cache.abandon([ticket])
             raise
+
+    def _remember(self, key: MediaKey) -> None:
+        self._published.pop(key, None)
+        self._published[key] = None
+        if len(self._published) > _MAX_PUBLISHED:
+            del self._published[next(iter(self._published))]
 
     def _encode_batch(self, batch: Sequence[Picture]) -> Sequence[torch.Tensor]:
         patches, grids = zip(*batch, strict=True)

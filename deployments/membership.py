@@ -1,4 +1,4 @@
-"""What routers tell the clients in their process: which replicas a deployment has, and that calls lose them.
+"""Which replicas a deployment has, as this process's routers know it.
 
 Serve makes the routers itself and hands them to nobody, so a table is the one way from a router to the
 clients beside it. It is a module of its own because Serve pickles the router's module by value: a table there
@@ -8,11 +8,6 @@ would be another one in every process.
 from __future__ import annotations
 
 from collections.abc import Iterable
-
-
-class ReplicaLost(Exception):
-    """The replica, or the node that held its reply, died during the call."""
-
 
 # Written by the routers alone. Each value is replaced, never changed, so that any thread may read.
 _live: dict[tuple[str, str], tuple[str, ...]] = {}

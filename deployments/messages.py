@@ -34,11 +34,15 @@ class SequenceMessage:
 
 @dataclass(frozen=True, slots=True)
 class MediaMessage:
-    """One picture to encode: encoded bytes as the client sent them."""
+    """One picture to encode: encoded bytes as the client sent them.
+
+    direct: its rows must travel with the answer, because what was published could not be read.
+    """
 
     key: str
     grid: tuple[int, int, int]
     data: bytes
+    direct: bool = False
 
 
 @dataclass(frozen=True, slots=True)

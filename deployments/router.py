@@ -14,7 +14,8 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from epd.deployments.affinity import order_within_bound
-from epd.deployments.membership import ReplicaLost, publish_replicas
+from epd.deployments.errors import StageUnavailable
+from epd.deployments.membership import publish_replicas
 
 
 class ContentAffinityRouter(RequestRouter):  # type: ignore[misc]
@@ -33,8 +34,8 @@ class ContentAffinityRouter(RequestRouter):  # type: ignore[misc]
     ) -> None:
         """Takes `request_router_kwargs`. Raises ValueError when a bound could never be kept.
 
-        max_lost_sends: replicas that may die before they confirm that they took a call. Serve sends it on
-        to the next without end; here the caller is told ReplicaLost after these.
+        max_lost_sends: how often a call is sent on when its replica dies before it confirms that it took
+        the call. Serve would do that without end; here the caller gets StageUnavailable after these.
         """
         if load_factor <= 1 or min_load < 1:
             raise ValueError(
@@ -86,19 +87,21 @@ class ContentAffinityRouter(RequestRouter):  # type: ignore[misc]
 
     def _add_pending_request_to_indices(self, pending_request: PendingRequest) -> None:
         """Serve's: the call waits for a replica, for the first time or once more."""
-        self._pending_by_call[id(pending_request.metadata)] = pending_request
-        sent_to = getattr(pending_request, "sent_to", [])
-        if sum(replica_id not in self.curr_replicas for replica_id in sent_to) > self._max_lost_sends:
-            self._remove_pending_request_from_indices(pending_request)
-            pending_request.future.set_exception(ReplicaLost(f"{len(sent_to)} replicas died on this call"))
+        sent_to = getattr(pending_request, "sent_to", ())
+        num_lost = sum(replica_id not in self.curr_replicas for replica_id in sent_to)
+        if num_lost <= self._max_lost_sends:
+            self._pending_by_call[id(pending_request.metadata)] = pending_request
+            return
+        name = self._deployment_id.name
+        error = StageUnavailable(f"{name}: {num_lost} replicas died before they could take this call")
+        pending_request.future.set_exception(error)
 
     def _remove_pending_request_from_indices(self, pending_request: PendingRequest) -> None:
         """Serve's: the call has a replica, or was cancelled."""
         self._pending_by_call.pop(id(pending_request.metadata), None)
         future = pending_request.future
         if future.done() and not future.cancelled():
-            sent_to = [*getattr(pending_request, "sent_to", []), future.result().replica_id]
-            pending_request.sent_to = sent_to
+            pending_request.sent_to = (*getattr(pending_request, "sent_to", ()), future.result().replica_id)
 
     def _get_pending_request_matching_internal_request_id(
         self, request_metadata: Any = None

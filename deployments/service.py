@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -16,7 +16,8 @@ from epd.deployments.messages import EmbedReply, EncodeReply, MediaMessage, Rows
 from epd.deployments.preparation import ItemPreparer, PreparedRequest
 from epd.deployments.timing import Timings, merge
 
-# After the first ask, missing pictures are encoded and the embedder is asked again, at most this often.
+# After the first ask, missing pictures are encoded and the embedder is asked again, at most this often. The
+# last time all pictures of what is left travel with the question, so that it needs neither pool nor store.
 MAX_ENCODE_ROUNDS = 2
 
 
@@ -107,8 +108,9 @@ class EmbeddingService:
         vectors = np.empty((len(request.sequences), width), np.float32)
         pending = list(range(len(request.sequences)))
         rows: dict[str, RowsMessage] = {}
+        encoded: set[str] = set()
         if absent := await self._find_absent(request):
-            rows = await self._encode(request, absent)
+            rows |= await self._encode(request, absent, encoded)
         for rounds_left in reversed(range(MAX_ENCODE_ROUNDS + 1)):
             reply = await self._embedder.embed([request.sequences[i] for i in pending], rows, dimensions)
             merge(reply.timings, "embedder.")
@@ -122,8 +124,12 @@ class EmbeddingService:
                 return vectors
             if self._directory is not None:
                 self._directory.forget(reply.missing)
-            if rounds_left:
-                rows = await self._encode(request, reply.missing)
+            if rounds_left > 1:
+                rows |= await self._encode(request, reply.missing, encoded)
+            elif rounds_left:
+                left = {ref.key: None for i in pending for ref in request.sequences[i].media}
+                encoded |= left.keys()
+                rows |= await self._encode(request, [key for key in left if key not in rows], encoded)
         raise StageUnavailable(
             f"the embedder lacks {len(reply.missing)} pictures after {MAX_ENCODE_ROUNDS} rounds of encoding"
         )
@@ -135,10 +141,14 @@ class EmbeddingService:
         with self._timings.step("lookup"):
             return await self._directory.absent(request.media)
 
-    async def _encode(self, request: PreparedRequest, missing: Sequence[str]) -> dict[str, RowsMessage]:
-        """Has pictures encoded; returns the rows that no store holds."""
+    async def _encode(
+        self, request: PreparedRequest, missing: Sequence[str], encoded: set[str]
+    ) -> dict[str, RowsMessage]:
+        """Has pictures encoded; returns the rows that no store holds, and of those `encoded` before."""
         assert self._encoder is not None, "a text-only model has no pictures to encode"
-        reply = await self._encoder.encode([request.media[key] for key in missing])
+        media = [replace(request.media[key], direct=key in encoded) for key in missing]
+        encoded |= set(missing)
+        reply = await self._encoder.encode(media)
         merge(reply.timings, "encoder.")
         for key, message in reply.failed.items():
             raise RequestError(message, request.params[key])

@@ -9,6 +9,13 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from epd.cache.kv.settings import KVSettings
 
+_ETCD = "etcd://"
+
+
+def _is_endpoint(text: str) -> bool:
+    host, _, port = text.rpartition(":")
+    return bool(re.fullmatch(r"[^:/;\s]+", host)) and port.isdecimal() and 0 < int(port) < 65536
+
 
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -49,13 +56,21 @@ class StoreSettings(_Frozen):
     managed: bool = Field(
         True, description="start and supervise mooncake_master and the segment's owner on this host"
     )
-    address: str = Field("127.0.0.1:50051", description="host:port of mooncake_master's RPC")
+    address: str = Field(
+        "127.0.0.1:50051",
+        description="host:port of mooncake_master's RPC; with several masters, not managed here, "
+        "etcd://host:port[;host:port...]: the etcd through which they choose a leader",
+    )
     metrics_port: int = Field(9003, ge=1, le=65535, description="of a managed master")
     segment_bytes: int = Field(512 * 2**20, gt=0, description="memory of a managed segment")
     protocol: Literal["tcp", "rdma"] = "tcp"
     device: str = Field("", description="RDMA devices, as Mooncake names them")
     timeout_s: float = Field(5.0, gt=0, description="longest a request waits for one store call")
-    client_host: str = Field("127.0.0.1", description="address of a replica's host, for others")
+    client_host: str = Field(
+        "127.0.0.1",
+        description="address of a replica's host, for others; auto: the address of its own Ray node, "
+        "which in Kubernetes is the pod's",
+    )
     start_timeout_s: float = Field(60.0, gt=0, description="longest a replica waits for the master at start")
 
     @property
@@ -68,8 +83,16 @@ class StoreSettings(_Frozen):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if not re.fullmatch(r"[^:\s]+:\d{1,5}", self.address) or not 0 < self.port < 65536:
-            raise ValueError(f"store.address must be host:port, got {self.address!r}")
+        if self.managed and self.address.startswith(_ETCD):
+            raise ValueError(
+                f"store.address is {self.address!r} but store.managed is true: a managed master needs no etcd"
+            )
+        etcd = self.address.startswith(_ETCD)
+        endpoints = self.address.removeprefix(_ETCD).split(";")
+        if not all(map(_is_endpoint, endpoints)) or (len(endpoints) > 1 and not etcd):
+            raise ValueError(
+                f"store.address must be host:port or etcd://host:port[;host:port...], got {self.address!r}"
+            )
         if self.managed and self.port == self.metrics_port:
             raise ValueError(
                 f"store.address uses port {self.port} and store.metrics_port is {self.metrics_port}: "

@@ -6,6 +6,7 @@ import logging
 import time
 from dataclasses import dataclass
 
+import ray.util
 import torch
 
 from epd.cache.breaker import BreakerState
@@ -76,7 +77,7 @@ def open_store(settings: StoreSettings) -> Store:
         try:
             store = make_store(
                 mooncake_master=settings.address,
-                host=settings.client_host,
+                host=_client_host(settings),
                 protocol=settings.protocol,
                 device=settings.device,
                 timeout_s=settings.timeout_s,
@@ -89,6 +90,13 @@ def open_store(settings: StoreSettings) -> Store:
             time.sleep(0.5)
     assert store is not None, "a master was named"
     return store
+
+
+def _client_host(settings: StoreSettings) -> str:
+    if settings.client_host != "auto":
+        return settings.client_host
+    address: str = ray.util.get_node_ip_address()
+    return address
 
 
 def open_cache(model: OpenModel, stage: StageSettings, store: StoreSettings) -> EmbeddingCache:

@@ -6,6 +6,7 @@ else, and every machine where that is not to be had, takes `Tensor.copy_` per ra
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Literal, Protocol
 
 import torch
@@ -74,7 +75,8 @@ def run_plan(
         try:
             path = submit(plan, src, dst, driver, handle, device.index, batch=batch)
         except RuntimeError:
-            stream.synchronize()
+            with suppress(RuntimeError):  # the first error is the one to tell
+                stream.synchronize()
             raise
         for tensor in (src, dst):
             if tensor.is_cuda:

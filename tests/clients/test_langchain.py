@@ -22,7 +22,7 @@ def embeddings(service: Service, **options: Any) -> Any:
 
 
 def test_documents_and_query(service: Service) -> None:
-    """With `check_embedding_ctx_length=False` LangChain sends text, as it should to a model of its own tokens."""
+    """With `check_embedding_ctx_length=False` LangChain sends text, as a model of other tokens needs."""
     model = embeddings(service, check_embedding_ctx_length=False)
     texts = ["a red circle", "two squares"]
     expected = service.vectors({"input": texts})

@@ -59,7 +59,7 @@ def embed(server: Server, truth: Truth, *parts: str | bytes) -> np.ndarray:
 
 
 def test_one_item_draws_on_every_tier(server: Server, truth: Truth) -> None:
-    """An item of a picture in the pool, one in the store, an evicted one and a new one encodes the new one."""
+    """An item of a local hit, a store hit, an evicted picture and a new one encodes the new one alone."""
     local, stored, evicted, new, *others = pictures(4 + POOL_PICTURES, seed=1)
     embed(server, truth, stored)
     server.kill("embedder")

@@ -15,7 +15,8 @@ with warnings.catch_warnings():
     from ray.serve.request_router import PendingRequest, ReplicaID
 
 from epd.deployments.affinity import rank
-from epd.deployments.membership import ReplicaLost, live_replicas
+from epd.deployments.errors import StageUnavailable
+from epd.deployments.membership import live_replicas
 from epd.deployments.router import ContentAffinityRouter
 
 
@@ -137,7 +138,7 @@ async def test_a_call_that_kills_before_it_is_confirmed_is_given_up() -> None:
         chosen.append(await cell.send(pending, again=True))
     assert chosen == rank("deadly", cell.names)[:3]
     cell.kill(chosen[-1])
-    with pytest.raises(ReplicaLost, match="3 replicas died on this call"):
+    with pytest.raises(StageUnavailable, match="3 replicas died before they could take this call"):
         await cell.send(pending, again=True)
 
 

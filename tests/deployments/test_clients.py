@@ -19,7 +19,6 @@ with warnings.catch_warnings():
 from epd.deployments.affinity import rank
 from epd.deployments.clients import MAX_RETRIES, RayEmbedderClient, RayEncoderClient, call
 from epd.deployments.errors import EPDError, Overloaded, RequestError, StageUnavailable
-from epd.deployments.membership import ReplicaLost
 from epd.deployments.messages import EmbedReply, EncodeReply, MediaMessage, RowsMessage
 
 Behaviour = Callable[..., Awaitable[Any]]
@@ -237,11 +236,10 @@ async def test_an_embed_call_survives_a_death() -> None:
         ActorDiedError(),
         ActorUnavailableError("gone", b"0" * 16),
         ObjectLostError("00", None, ""),
-        ReplicaLost("as the router says it"),
     ],
 )
 async def test_every_kind_of_loss_is_retried(error: BaseException) -> None:
-    """A dead replica, an unreachable one, a reply lost with its node, a death before the call began."""
+    """A dead replica, an unreachable one, and a reply lost with its node."""
     assert await call(FakeHandle(raising(*[error] * MAX_RETRIES)), "ready") == "done"
 
 

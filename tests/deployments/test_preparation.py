@@ -217,3 +217,12 @@ def test_a_text_model_takes_no_pictures(prepared: Prepared, photo: bytes) -> Non
     preparer = ItemPreparer(prepared.prompt, None, "ns", LimitSettings(), prepared.rules)
     with pytest.raises(RequestError, match="text only"):
         preparer.prepare([Item((ImagePart(photo, "p"),), "input[0]")])
+
+
+def test_a_picture_with_too_many_pixels_is_refused(prepared: Prepared, photo: bytes) -> None:
+    """Refused from its header, with its path and both numbers, before anything is decoded."""
+    images = ImagePreprocessor(prepared.checkpoint, max_pixels=1000)
+    preparer = ItemPreparer(prepared.prompt, images, "ns", LimitSettings(), prepared.rules)
+    with pytest.raises(RequestError, match="over the limit of 1000") as raised:
+        preparer.prepare([Item((ImagePart(photo, "input[0].image"),), "input[0]")])
+    assert raised.value.param == "input[0].image"

@@ -49,6 +49,7 @@ class FakeStages:
     """Both stages over one dictionary of published keys.
 
     lose: keys that the store takes and forgets. unpublished: keys whose rows travel directly.
+    evicts: the store is emptied after each question. forgetful: rows that travel are not taken.
     unreadable: keys that fail to decode. hang: the embedder never answers.
     """
 
@@ -57,6 +58,8 @@ class FakeStages:
         self.lose: set[str] = set()
         self.unpublished: set[str] = set()
         self.unreadable: set[str] = set()
+        self.evicts = False
+        self.forgetful = False
         self.hang = False
         self.encoded: list[str] = []
         self.asked: list[int] = []
@@ -66,7 +69,7 @@ class FakeStages:
         self.encoded += keys
         failed = {key: "the picture cannot be read" for key in keys if key in self.unreadable}
         rows = RowsMessage((1, 2, 2), np.zeros((1, 8), np.uint8))
-        direct = {key: rows for key in keys if key in self.unpublished}
+        direct = {message.key: rows for message in media if message.direct or message.key in self.unpublished}
         published = [key for key in keys if key not in failed and key not in direct]
         self.store |= set(published) - self.lose
         return EncodeReply(tuple(published), direct, failed)
@@ -77,8 +80,10 @@ class FakeStages:
         self.asked.append(len(sequences))
         if self.hang:
             await asyncio.Event().wait()
-        have = self.store | set(rows)
+        have = self.store if self.forgetful else self.store | set(rows)
         missing = {ref.key for s in sequences for ref in s.media} - have
+        if self.evicts:
+            self.store.clear()
         done = tuple(i for i, s in enumerate(sequences) if not missing & {ref.key for ref in s.media})
         width = dimensions or HIDDEN
         vectors = np.array([[sequences[i].token_ids[-1]] * width for i in done], np.float32)
@@ -157,10 +162,29 @@ async def test_rows_that_no_store_takes_travel_directly() -> None:
     assert stages.asked == [2, 2]
 
 
-async def test_a_store_that_loses_rows_ends_in_an_error_after_two_rounds() -> None:
-    """Encoding is asked for at most twice; then the stage is unavailable."""
+@pytest.mark.parametrize("has_directory", [False, True])
+async def test_rows_that_a_store_took_and_lost_travel_directly(has_directory: bool) -> None:
+    """A picture that is missing after it was published travels with the next question."""
     stages = FakeStages()
     stages.lose = {"x"}
+    service = make(stages, directory=FakeDirectory(stages) if has_directory else None)
+    assert (await service.embed([picture("x", "bb"), text("a")])).vectors[:, 0].tolist() == [2, 1]
+    assert stages.encoded == ["x", "x"]
+
+
+async def test_the_last_question_needs_neither_pool_nor_store() -> None:
+    """Pictures that go missing one after the other all travel with the last question."""
+    stages = FakeStages()
+    stages.store, stages.lose = {"y"}, {"x", "y"}
+    stages.evicts = True
+    await make(stages).embed([Item((ImagePart(b"x", "x"), ImagePart(b"y", "y")), "input")])
+    assert stages.encoded == ["x", "x", "y"]
+
+
+async def test_an_embedder_that_takes_no_rows_ends_in_an_error_after_two_rounds() -> None:
+    """Encoding is asked for at most twice; then the stage is unavailable."""
+    stages = FakeStages()
+    stages.lose, stages.forgetful = {"x"}, True
     with pytest.raises(StageUnavailable, match="lacks 1 pictures after 2 rounds"):
         await make(stages).embed([picture("x")])
     assert (stages.asked, stages.encoded) == ([1, 1, 1], ["x", "x"])
