@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -74,9 +74,9 @@ FORWARD_HEADER = (
 
 def report(
     device: str, dtypes: Sequence[torch.dtype], batches: Sequence[tuple[int, int]], repeats: int
-) -> str:
-    """The whole text."""
-    parts = [machine(device)]
+) -> Iterator[str]:
+    """The text, section by section as it is measured."""
+    yield machine(device)
     for dtype in dtypes:
         model = make_model(dtype, device)
         layers, forwards = [], []
@@ -85,12 +85,12 @@ def report(
             layers.append(layer_row(name, time_layer(count, length, dtype, device, max(5, 2 * repeats))))
             pairs = max(2, repeats // 2) if tokens > 1000 else repeats
             forwards.append(forward_row(name, tokens, time_forward(model, count, length, device, pairs)))
-        parts += [table(LAYER_HEADER, layers), table(FORWARD_HEADER, forwards)]
+        yield table(LAYER_HEADER, layers)
+        yield table(FORWARD_HEADER, forwards)
         for skip in (True, False):
             mode = "skip" if skip else "paged"
-            parts.append(f"Profile of one {mode} forward, 30 x 30 {dtype}:")
-            parts.append(profile_forward(model, 30, 30, device, skip=skip))
-    return "\n\n".join(parts) + "\n"
+            profile = profile_forward(model, 30, 30, device, skip=skip)
+            yield f"Profile of one {mode} forward, 30 x 30 {dtype}:\n{profile}"
 
 
 def main() -> None:
@@ -107,10 +107,12 @@ def main() -> None:
         torch.set_num_threads(1)
         CLOCKS["cpu"] = time.process_time
     batches = [(int(count), int(length)) for count, length in (b.split("x") for b in options.batches)]
-    text = report("cpu", [getattr(torch, name) for name in options.dtype], batches, options.repeats)
-    print(text)
+    sections = []
+    for section in report("cpu", [getattr(torch, name) for name in options.dtype], batches, options.repeats):
+        print(section, end="\n\n", flush=True)
+        sections.append(section)
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "skip_kv.txt").write_text(text)
+    (RESULTS / "skip_kv.txt").write_text("\n\n".join(sections) + "\n")
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ class CacheCounters:
     put_bytes: int = 0
     """Bytes of those stored, headers not counted."""
     put_failures: int = 0
-    """Keys that the store failed to take or had no room for."""
+    """Keys that the store failed to take, had no room for, or that another was putting."""
     put_timeouts: int = 0
     put_dropped: int = 0
     """Keys not put: the queue was full or the breaker is open."""

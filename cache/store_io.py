@@ -149,7 +149,13 @@ class StoreIO:
         """Runs `work` to its end, whoever else is cancelled."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._forget)
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        """Has a mistake of ours, which nobody awaits, told at once by the loop's exception handler."""
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.result()
 
     def _count_fetch(self, entry: Entry, fetched: Fetched) -> None:
         counters = self._counters
@@ -162,7 +168,8 @@ class StoreIO:
             counters.get_bytes += entry.wanted.num_tokens * self._pool.layout.row_bytes
 
     def _count_put(self, results: Sequence[PutResult], stored: Iterable[Entry]) -> None:
-        self._counters.put_failures += sum(r in (PutResult.FAILED, PutResult.FULL) for r in results)
+        unstored = (PutResult.FAILED, PutResult.FULL, PutResult.BUSY)
+        self._counters.put_failures += sum(result in unstored for result in results)
         self._counters.put_dropped += results.count(PutResult.SKIPPED)
         self._counters.put_bytes += sum(e.wanted.num_tokens for e in stored) * self._pool.layout.row_bytes
 

@@ -32,12 +32,16 @@ def rank(key: str, replicas: Iterable[str]) -> list[str]:
     return sorted(replicas, key=lambda replica: _weight(key, replica), reverse=True)
 
 
+def owner(key: str, replicas: Iterable[str]) -> str:
+    """The first of `rank`; "" when there is no replica."""
+    return max(replicas, key=lambda replica: _weight(key, replica), default="")
+
+
 def group_by_owner(items: Iterable[KeyedItem], replicas: Collection[str]) -> list[list[KeyedItem]]:
     """The items, order kept, in one group for each replica that owns any; in one when no replica is known."""
     groups: dict[str, list[KeyedItem]] = {}
     for item in items:
-        owner = max(replicas, key=lambda replica: _weight(item.key, replica), default="")
-        groups.setdefault(owner, []).append(item)
+        groups.setdefault(owner(item.key, replicas), []).append(item)
     return list(groups.values())
 
 

@@ -28,6 +28,7 @@ from epd.deployments.openapi import EMBEDDING_ERRORS, describe, embeddings_opera
 from epd.deployments.requests import EmbeddingRequest, read_request
 from epd.deployments.service import Embedded
 from epd.deployments.settings import Settings
+from epd.deployments.timing import server_timing
 from epd.deployments.wire import ModelCard, ModelList
 
 __all__ = ["Application", "EmbeddingRequest", "make_app"]
@@ -108,10 +109,14 @@ async def _embed(request: Request, served: Application) -> Response:
     if asked.model is not None and asked.model != model:
         raise UnknownModel(f"this server serves {model!r}", "model")
     embedded = await served.embed_request(replace(asked, cache_salt=caller.salt(asked.cache_salt)))
+    headers = None
+    if request.headers.get("x-epd-timing"):
+        headers = {"X-EPD-Timing": server_timing(embedded.timings)}
     if accepts_msgpack(request.headers.get("accept")):
-        return Response(await asyncio.to_thread(to_msgpack, embedded, model), media_type=MSGPACK)
+        content = await asyncio.to_thread(to_msgpack, embedded, model)
+        return Response(content, headers=headers, media_type=MSGPACK)
     content = await asyncio.to_thread(to_json, embedded, model, asked.encoding_format)
-    return Response(content, media_type=JSON)
+    return Response(content, headers=headers, media_type=JSON)
 
 
 async def _read_body(request: Request, limit: int) -> bytearray:

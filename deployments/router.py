@@ -2,7 +2,7 @@
 
 Serve makes one router for each handle, in the handle's own process. The caller names the key of a call
 with `handle.options(session_id=key)`; a call without one goes to the least loaded replica. Wire it up with
-`CONTENT_AFFINITY` as the deployment's `request_router_config`. Serve pickles this module by value: it must
+`content_affinity()` as the deployment's `request_router_config`. Serve pickles this module by value: it must
 hold no state.
 """
 
@@ -111,6 +111,13 @@ class ContentAffinityRouter(RequestRouter):  # type: ignore[misc]
         return None if pending is None or pending.future.done() else pending
 
 
-CONTENT_AFFINITY = RequestRouterConfig(
-    request_router_class=f"{ContentAffinityRouter.__module__}.{ContentAffinityRouter.__name__}"
-)
+def content_affinity(**kwargs: float) -> RequestRouterConfig:
+    """The `request_router_config` of a deployment whose calls go to the owners of their keys.
+
+    kwargs: those of `ContentAffinityRouter.initialize_state`.
+    """
+    path = f"{ContentAffinityRouter.__module__}.{ContentAffinityRouter.__name__}"
+    return RequestRouterConfig(request_router_class=path, request_router_kwargs=kwargs)
+
+
+CONTENT_AFFINITY = content_affinity()

@@ -40,7 +40,9 @@ def serve_config(folder: str) -> dict[str, Any]:
     config = yaml.safe_load(CLUSTER.read_text()) if parent is None else serve_config(parent)
     values = K8S / folder / "values.yaml"
     changes = yaml.safe_load(values.read_text()) if values.exists() else {}
-    return merged(config, {"applications": [{"name": "epd", **changes}]})
+    config = merged(config, {"applications": [{"name": "epd", **changes}]})
+    assert isinstance(config, dict)
+    return config
 
 
 def merged(old: Any, new: Any) -> Any:

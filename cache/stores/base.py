@@ -42,6 +42,8 @@ class PutResult(Enum):
     """Stored now or before: others can read it."""
     FULL = auto()
     """No room."""
+    BUSY = auto()
+    """Another has begun to put it, and has not ended: perhaps it died."""
     FAILED = auto()
     """The store could not be written."""
     SKIPPED = auto()

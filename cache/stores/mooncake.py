@@ -14,6 +14,7 @@ from epd.cache.stores.mooncake_library import import_store
 
 # Codes of the library, as measured with 0.3.13.
 _ABSENT = -704
+_NOT_READY = -703
 _TOO_LONG = -600
 _NO_SPACE = -200
 _TRANSFER_FAILED = -800
@@ -74,7 +75,13 @@ class MooncakeStore:
         return [get_result(code, total_size(item)) for code, item in zip(codes, buffers, strict=True)]
 
     def put_from(self, keys: Sequence[str], buffers: Sequence[Buffers]) -> list[PutResult]:
-        return [put_result(code) for code in self._transfer(_put, keys, buffers)]
+        results = [put_result(code) for code in self._transfer(_put, keys, buffers)]
+        # The library also takes for done what another has begun to put, and perhaps died over. The question
+        # grants a lease as well, so that the object is there when it is read next.
+        for index, there in enumerate(self.exists(keys)):
+            if results[index] is PutResult.STORED and not there:
+                results[index] = PutResult.BUSY
+        return results
 
     def remove(self, keys: Sequence[str]) -> None:
         with self._slot.use(0, self._timeout_s) as client:
@@ -132,7 +139,7 @@ def get_result(code: int | None, size: int) -> GetResult:
         return GetResult.STORE
     if code is None:
         return GetResult.SKIPPED
-    if code == _ABSENT:
+    if code in (_ABSENT, _NOT_READY):
         return GetResult.ABSENT
     return GetResult.WRONG_SIZE if code >= 0 or code == _TOO_LONG else GetResult.FAILED
 

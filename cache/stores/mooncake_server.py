@@ -15,6 +15,7 @@ from epd.cache.stores.supervised import Child, Output, SupervisedProcess
 
 _HEALTH_TIMEOUT_S = 1.0
 _HEALTH_INTERVAL_S = 0.02  # while the master starts
+_PUT_TIMEOUT_S = 5  # for as long a key is blocked when its writer dies in the middle of a put
 _LOADER_ERROR = "error while loading shared libraries"
 
 
@@ -58,6 +59,8 @@ class MooncakeServer:
                 f"--metrics_port={self.metrics_port}",
                 f"--default_kv_lease_ttl={lease_ms}",
                 f"--client_ttl={client_ttl_s}",
+                f"--put_start_discard_timeout_sec={_PUT_TIMEOUT_S}",
+                f"--put_start_release_timeout_sec={2 * _PUT_TIMEOUT_S}",
                 "--enable_metric_reporting=false",
                 "--logtostderr=true",
                 "--minloglevel=1",

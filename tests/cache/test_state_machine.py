@@ -27,9 +27,10 @@ from tests.cache.fake_loop import FakeRunner, FakeTimeLoop
 from tests.cache.fakes import FakeStore
 from tests.cache.tools import LAYOUT, PAGE_TOKENS, rows_of, wanted
 
-NUMBERS = st.lists(st.integers(0, 5), min_size=1, max_size=3, unique=True)
+NUMBERS = st.lists(st.integers(0, 7), min_size=1, max_size=3, unique=True)
 INDEX = st.integers(0, 50)
 TIMEOUT_S, POOL_TIMEOUT_S = 2.0, 30.0
+NUM_PAGES = 6  # a request of three needs three to six
 
 
 @dataclass
@@ -56,14 +57,15 @@ class CacheMachine(RuleBasedStateMachine):
         self.store = FakeStore()
         self.runners: list[FakeRunner] = []
         self.held = Held()
-        self.is_closed = False
+        self.errors: list[dict[str, Any]] = []
+        self.loop.set_exception_handler(lambda _, context: self.errors.append(context))
 
         def make_runner(name: str, *, num_threads: int, max_queued: int) -> FakeRunner:
             self.runners.append(FakeRunner(name, num_threads=num_threads, max_queued=max_queued))
             return self.runners[-1]
 
         self.cache = EmbeddingCache(
-            PagePool(LAYOUT, PAGE_TOKENS, 8, pin=False),
+            PagePool(LAYOUT, PAGE_TOKENS, NUM_PAGES, pin=False),
             self.store,
             timeout_s=TIMEOUT_S,
             pool_timeout_s=POOL_TIMEOUT_S,
@@ -114,9 +116,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(index=INDEX, kind=st.sampled_from(["requests", "fills", "publishes"]))
     def cancel(self, index: int, kind: str) -> None:
-        tasks = getattr(self.held, kind)
-        if tasks:
-            tasks[index % len(tasks)].cancel()
+        self.cancel_one(index, getattr(self.held, kind))
 
     @rule(index=st.integers(0, 2))
     def begin_call(self, index: int) -> None:
@@ -125,6 +125,27 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(index=st.integers(0, 2), which=INDEX)
     def end_call(self, index: int, which: int) -> None:
         self.runners[index].end(which)
+
+    @rule(index=st.integers(0, 2), which=INDEX, times=st.integers(0, 7), victims=st.sets(INDEX, max_size=3))
+    def end_call_and_cancel(self, index: int, which: int, times: int, victims: set[int]) -> None:
+        """Requests are cancelled while what they wait for is on its way to them."""
+        self.runners[index].begin()
+        self.runners[index].end(which)
+        self.loop.step(times)
+        for victim in victims:
+            self.cancel_one(victim, self.held.requests)
+
+    @precondition(lambda self: self.held.handles)
+    @rule(index=INDEX, times=st.integers(0, 5), victim=INDEX)
+    def release_and_cancel(self, index: int, times: int, victim: int) -> None:
+        """A request in line is cancelled while it is being served."""
+        self.release(index)
+        self.loop.step(times)
+        self.cancel_one(victim, self.held.requests)
+
+    def cancel_one(self, index: int, tasks: list[asyncio.Task[Any]]) -> None:
+        if tasks:
+            tasks[index % len(tasks)].cancel()
 
     @rule(times=st.integers(1, 5))
     def run_loop(self, times: int) -> None:
@@ -138,7 +159,7 @@ class CacheMachine(RuleBasedStateMachine):
     def change_store(self, is_failing: bool) -> None:
         self.store.is_failing = is_failing
 
-    @rule(number=st.integers(0, 5))
+    @rule(number=st.integers(0, 7))
     def damage_object(self, number: int) -> None:
         key = str(wanted(number).key)
         if key in self.store.objects:
@@ -164,6 +185,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @invariant()
     def adds_up(self) -> None:
+        assert not self.errors
         self.cache.check_integrity()
         for handle in self.held.handles:
             rows = self.cache.pool.copy_rows(handle.runs, handle.num_tokens)
@@ -207,14 +229,15 @@ class CacheMachine(RuleBasedStateMachine):
         self.cache.check_integrity()
         stats = self.cache.stats()
         assert (stats["pins"], stats["filling"], stats["pages_draining"], stats["waiting"]) == (0, 0, 0, 0)
-        items = [wanted(number + 100, 2) for number in range(8)]
+        items = [wanted(number + 100, 2) for number in range(NUM_PAGES)]
         everything = self.loop.create_task(self.cache.acquire(items, claim=True, ask_store=False))
         self.loop.step()
         self.on_loop(self.cache.abandon, everything.result().tickets.values())
-        assert self.cache.stats()["pages_free"] == 8
+        assert self.cache.stats()["pages_free"] == NUM_PAGES
         close = self.loop.create_task(self.cache.close())
         while not close.done():  # it closes the store on a thread of the loop
             self.loop.step(1)
+        assert not self.errors
 
 
 TestCacheMachine = CacheMachine.TestCase

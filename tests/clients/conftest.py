@@ -31,6 +31,11 @@ class Service:
         return np.array([entry["embedding"] for entry in answer["data"]], np.float32)
 
 
+def same(vectors: npt.NDArray[np.float32], expected: npt.NDArray[np.float32]) -> bool:
+    """Whether both are the same vectors: batched otherwise they may differ in the last bits."""
+    return vectors.shape == expected.shape and np.allclose(vectors, expected, rtol=0, atol=1e-5)
+
+
 @pytest.fixture(scope="session")
 def service() -> Iterator[Service]:
     """`EPD_TEST_URL` names a running service; without it a fake application is served on loopback."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.clients.conftest import Service
+from tests.clients.conftest import Service, same
 
 openai = pytest.importorskip("openai")
 langchain_openai = pytest.importorskip("langchain_openai")
@@ -26,8 +26,8 @@ def test_documents_and_query(service: Service) -> None:
     model = embeddings(service, check_embedding_ctx_length=False)
     texts = ["a red circle", "two squares"]
     expected = service.vectors({"input": texts})
-    assert np.array_equal(np.array(model.embed_documents(texts), np.float32), expected)
-    assert np.array_equal(np.array(model.embed_query(texts[0]), np.float32), expected[0])
+    assert same(np.array(model.embed_documents(texts), np.float32), expected)
+    assert same(np.array(model.embed_query(texts[0]), np.float32), expected[0])
 
 
 async def test_asynchronous_documents_and_dimensions(service: Service) -> None:
@@ -35,7 +35,7 @@ async def test_asynchronous_documents_and_dimensions(service: Service) -> None:
     async with openai.DefaultAsyncHttpxClient() as http:
         model = embeddings(service, check_embedding_ctx_length=False, dimensions=4, http_async_client=http)
         vectors = await model.aembed_documents(["a"])
-    assert np.array_equal(np.array(vectors, np.float32), service.vectors({"input": ["a"], "dimensions": 4}))
+    assert same(np.array(vectors, np.float32), service.vectors({"input": ["a"], "dimensions": 4}))
 
 
 def test_token_arrays(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,4 +45,4 @@ def test_token_arrays(service: Service, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(tiktoken.registry.ENCODINGS, "cl100k_base", encoding)
     vectors = embeddings(service).embed_documents(["abc", "d"])
     expected = service.vectors({"input": [list(b"abc"), list(b"d")]})
-    assert np.allclose(np.array(vectors, np.float32), expected, atol=1e-6)
+    assert same(np.array(vectors, np.float32), expected)

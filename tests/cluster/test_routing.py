@@ -13,7 +13,6 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # Ray's own pydantic models
     import ray
     from ray import cloudpickle, serve
-    from ray.serve.config import RequestRouterConfig
     from ray.serve.handle import DeploymentHandle
 
 from epd.deployments.affinity import rank
@@ -32,7 +30,7 @@ from epd.deployments.clients import MAX_RETRIES, RayEncoderClient
 from epd.deployments.errors import Overloaded, RequestError, StageUnavailable
 from epd.deployments.membership import live_replicas
 from epd.deployments.messages import EncodeReply, MediaMessage
-from epd.deployments.router import CONTENT_AFFINITY
+from epd.deployments.router import content_affinity
 
 ROOT = Path(__file__).resolve().parents[2]
 NUM_REPLICAS = 3
@@ -58,10 +56,15 @@ class FakeEncoder:
         self._running: dict[str, asyncio.Future[None]] = {}
         self._encodes: Counter[str] = Counter()
         self._calls: list[list[str]] = []
+        self._cancelled: list[list[str]] = []
 
     async def encode(self, media: Sequence[MediaMessage]) -> EncodeReply:
         self._calls.append([message.key for message in media])
-        await asyncio.gather(*(self._encode_one(message.key) for message in media))
+        try:
+            await asyncio.gather(*(self._encode_one(message.key) for message in media))
+        except asyncio.CancelledError:
+            self._cancelled.append([message.key for message in media])
+            raise
         return EncodeReply(published=tuple(message.key for message in media))
 
     async def _encode_one(self, key: str) -> None:
@@ -96,6 +99,7 @@ class FakeEncoder:
             "pid": os.getpid(),
             "encodes": dict(self._encodes),
             "calls": self._calls,
+            "cancelled": self._cancelled,
         }
 
 
@@ -178,7 +182,7 @@ def deploy(application: str, folder: Path, **encoder_options: Any) -> Stage:
     light = {"ray_actor_options": {"num_cpus": 0.1}, "max_ongoing_requests": 256}
     options = {
         "num_replicas": NUM_REPLICAS,
-        "request_router_config": CONTENT_AFFINITY,
+        "request_router_config": content_affinity(),
         "health_check_period_s": 1,
         **light,
         **encoder_options,
@@ -291,6 +295,31 @@ async def test_a_replica_killed_amid_a_call_is_replaced_by_another(stage: Stage)
     assert set((await stage.encoded(*keys)).values()) == {1}
 
 
+async def test_a_passed_deadline_reaches_the_replicas(stage: Stage) -> None:
+    """The calls of a caller that gives up are cancelled where they run, and nobody else's."""
+    keys = [f"gated-late-{i}" for i in range(12)]
+    patient = asyncio.create_task(stage.client.encode(media(*keys)))
+    late = asyncio.create_task(stage.client.encode(media(*keys)))
+
+    async def num(of: str) -> int:
+        calls = [call for one in (await stage.stats()).values() for call in one[of]]
+        return sum(set(call) <= set(keys) for call in calls)
+
+    async def all_arrived() -> bool:
+        return await num("calls") == 2 * NUM_REPLICAS
+
+    async def cancelled() -> bool:
+        return await num("cancelled") == NUM_REPLICAS
+
+    await until(all_arrived, "both callers' calls")
+    late.cancel()
+    await until(cancelled, "the late caller's calls being cancelled")
+    await stage.broadcast("open_gate")
+    assert sorted((await patient).published) == sorted(keys)
+    with pytest.raises(asyncio.CancelledError):
+        await late
+
+
 async def test_a_deadly_picture_is_given_up_and_takes_no_other_with_it(stage: Stage) -> None:
     """It kills MAX_RETRIES + 1 replicas and no more; the request's other groups are encoded."""
     owner = rank("deadly", stage.live())[0]
@@ -311,10 +340,7 @@ async def test_errors_of_the_stage_arrive_as_themselves(stage: Stage) -> None:
 
 async def test_a_saturated_owner_hands_on_to_the_next(cluster: Path) -> None:
     """Calls for one owner's keys spill over to the others, and come back to it when it is free again."""
-    config = RequestRouterConfig(
-        request_router_class=CONTENT_AFFINITY.request_router_class, request_router_kwargs={"min_load": 4}
-    )
-    stage = deploy("bounded", cluster, request_router_config=config)
+    stage = deploy("bounded", cluster, request_router_config=content_affinity(min_load=4))
     await stage.settle(NUM_REPLICAS)
     first, *_ = stage.live()
     keys = [key for key in map("gated-{}".format, range(1000)) if rank(key, stage.live())[0] == first]

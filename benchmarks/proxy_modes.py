@@ -1,0 +1,344 @@
+"""What an HTTP request costs on its way through Ray Serve, by how Serve's proxies and threads are set up.
+
+    python -m benchmarks.proxy_modes            # rates, latencies and transfers: about 7 minutes
+    python -m benchmarks.proxy_modes --checks   # what each mode does on disconnect, overload and shutdown
+
+A no-op FastAPI ingress, alone (ping) and with one call of a no-op deployment behind it (hop). Every mode is
+a Ray of its own, because its variables must be set before Ray starts; the modes take turns, ROUNDS times, and
+the table has medians. Rates: requests a second over CONNECTIONS connections that each wait for their answer.
+p50, p99: of a hop over one connection. Replica's port: what direct ingress offers, the same replica without a
+proxy. Transfers: calls between replicas with 2 MiB, one after the other. Keeps what it printed in
+benchmarks/results/proxy_modes.txt and proxy_checks.txt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+from benchmarks.report import RESULTS, machine, table
+from tests.cluster.server import free_ports
+
+ROUNDS = 3
+CONNECTIONS = 16
+RATE_S, LATENCY_S, WARM_UP_S = 2.0, 1.5, 0.5
+NUM_TRANSFERS = 20
+MAX_ATTEMPTS = 3
+TRANSFER_BYTES = 2 * 2**20
+KINDS = ("array", "bytes", "inline bytes")
+MARK = "EPD_PROXY_BENCHMARK"
+RESULT = "RESULT "
+
+ONE_LOOP = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0", "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0"}
+NICE_0 = {"RAY_worker_niceness": "0"}
+HAPROXY = {"RAY_SERVE_ENABLE_HA_PROXY": "1"}
+BASELINE = "proxy"
+MODES: dict[str, dict[str, str]] = {
+    "proxy, nice 15": {"RAY_worker_niceness": "15"},
+    BASELINE: NICE_0,
+    "proxy, one loop": NICE_0 | ONE_LOOP,
+    "HAProxy": NICE_0 | HAPROXY,
+    "HAProxy, one loop": NICE_0 | HAPROXY | ONE_LOOP,
+}
+CHECKED = (BASELINE, "proxy, one loop", "HAProxy, one loop")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--checks", action="store_true")
+    parser.add_argument("--mode", choices=MODES, help="measure one mode in this process")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    options = parser.parse_args()
+    if options.mode:
+        print(RESULT + json.dumps(run_mode(check if options.checks else measure)))
+    elif options.checks:
+        report_checks({mode: run_child(mode, "--checks") for mode in CHECKED})
+    else:
+        results: dict[str, list[dict[str, Any]]] = {mode: [] for mode in MODES}
+        heading = machine(f"{options.rounds} rounds")
+        for _ in range(options.rounds):
+            for mode, runs in results.items():
+                runs.append(run_child(mode))
+        report_rates(heading, results)
+
+
+def report_rates(heading: str, results: Mapping[str, list[dict[str, Any]]]) -> None:
+    rows, transfers = [], []
+    base = median(run["proxy"]["hop"] for run in results[BASELINE])
+    for mode, runs in results.items():
+        for door in [door for door in runs[0] if door != "transfers"]:
+            name = mode if door == "proxy" else f"{mode}: {door}"
+            rows.append([name, *_rate_cells([run[door] for run in runs], base)])
+        costs = [median(run["transfers"][kind] for run in runs) for kind in ("nothing", *KINDS)]
+        transfers.append([mode, *(f"{cost:.1f}" for cost in costs)])
+    header = ("mode", "ping/s", "hop/s", "of runs", "ratio", "p50 ms", "p99 ms")
+    text = f"{heading}\nratio: hop/s to that of {BASELINE!r}\n\n{table(header, rows)}\n\n"
+    text += "ms of one call with 2 MiB: array and bytes by reference, inline bytes over gRPC\n"
+    text += table(("mode", "nothing", *KINDS), transfers) + "\n"
+    print(text, end="")
+    (RESULTS / "proxy_modes.txt").write_text(text)
+
+
+def _rate_cells(runs: list[dict[str, float]], base: float) -> list[str]:
+    ping, hop, p50, p99 = (median(run[name] for run in runs) for name in ("ping", "hop", "p50", "p99"))
+    hops = [run["hop"] for run in runs]
+    spread = f"{min(hops):.0f}-{max(hops):.0f}"
+    return [f"{ping:.0f}", f"{hop:.0f}", spread, f"{hop / base:.2f}", f"{p50:.1f}", f"{p99:.1f}"]
+
+
+def report_checks(results: Mapping[str, dict[str, str]]) -> None:
+    names = list(results[BASELINE])
+    rows = [[name, *(result[name] for result in results.values())] for name in names]
+    text = f"{machine()}\n\n{table(('', *results), rows)}\n"
+    print(text, end="")
+    (RESULTS / "proxy_checks.txt").write_text(text)
+
+
+def run_child(mode: str, *arguments: str) -> Any:
+    """What the mode measured in a process of its own, whose whole family is ended afterwards.
+
+    On a machine too busy to start Ray it is tried again.
+    """
+    for attempts_left in reversed(range(MAX_ATTEMPTS)):
+        mark = uuid.uuid4().hex
+        with tempfile.TemporaryFile("w+") as output:  # a pipe would wait for every process that inherits it
+            subprocess.run(
+                [sys.executable, "-m", "benchmarks.proxy_modes", "--mode", mode, *arguments],
+                env=os.environ | MODES[mode] | {MARK: mark},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                check=False,
+            )
+            for pid in _pids_with(f"{MARK}={mark}"):
+                os.kill(pid, signal.SIGKILL)
+            output.seek(0)
+            lines = output.readlines()
+        for line in lines:
+            if line.startswith(RESULT):
+                print(f"{mode}: {line}", end="", file=sys.stderr)
+                return json.loads(line.removeprefix(RESULT))
+        print(f"{mode} failed, {attempts_left} attempts left", file=sys.stderr)
+    raise RuntimeError(f"{mode} failed:\n{''.join(lines[-40:])}")
+
+
+def _pids_with(mark: str) -> Iterator[int]:
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (folder / "environ").read_bytes():
+                yield int(folder.name)
+        except OSError:
+            continue  # it ended meanwhile
+
+
+@contextmanager
+def serve_application() -> Iterator[tuple[int, int | None]]:
+    """The application in a Ray of its own: the port of its proxy, and of its replica if that has one."""
+    folder = tempfile.mkdtemp(prefix="epd-")
+    port, replica_port, fallback_port, metrics_port, stats_port = free_ports(5)
+    has_haproxy = os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1"
+    # On a busy machine the proxies are not up within Serve's 5 s.
+    settings = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60", "RAY_SERVE_LOG_TO_STDERR": "0"}
+    if has_haproxy:
+        settings |= {
+            "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{folder}/ha/haproxy.cfg",
+            "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{folder}/ha/admin.sock",
+            "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": f"{folder}/ha",
+            "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{folder}/ha/server-state",
+            "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": f"{folder}/ha/metrics.sock",
+            "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics_port),
+            "RAY_SERVE_HAPROXY_STATS_PORT": str(stats_port),
+            "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback_port),
+            "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(replica_port),
+            "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(replica_port + 20),
+        }
+    os.environ.update(settings)
+    import ray
+    from ray import serve
+
+    try:
+        ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
+        serve.start(http_options={"host": "127.0.0.1", "port": port, "request_timeout_s": 30})
+        serve.run(make_application(), name="benchmark")
+        yield port, replica_port if has_haproxy else None
+    finally:
+        ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def make_application() -> Any:
+    """A no-op ingress and a no-op deployment behind it. Pickled by value, so defined in here."""
+    import numpy as np
+    from fastapi import FastAPI, Response
+    from ray import serve
+
+    app = FastAPI()
+
+    class Hop:
+        async def noop(self, _payload: object = None) -> None:
+            return None
+
+    @serve.ingress(app)
+    class Ingress:
+        def __init__(self, hop: Any) -> None:
+            self._hop = hop
+            self._seen: dict[str, float] = {}
+
+        @app.get("/ping")
+        async def ping(self) -> str:
+            return "ok"
+
+        @app.get("/hop")
+        async def hop(self) -> str:
+            await self._hop.noop.remote()
+            return "ok"
+
+        @app.get("/transfers")
+        async def transfers(self) -> dict[str, float]:
+            data = np.random.default_rng(0).integers(0, 256, TRANSFER_BYTES, np.uint8)
+            payloads = {
+                "nothing": None,
+                "array": data,
+                "bytes": data.tobytes(),
+                "inline bytes": data.tobytes(),
+            }
+            return {kind: await self._time(kind, payload) for kind, payload in payloads.items()}
+
+        async def _time(self, kind: str, payload: object) -> float:
+            method = self._hop.options(method_name="noop", _by_reference=not kind.startswith("inline"))
+            times = []
+            for _ in range(NUM_TRANSFERS):
+                start = time.perf_counter()
+                await method.remote(payload)
+                times.append((time.perf_counter() - start) * 1e3)
+            return median(times)
+
+        @app.get("/overloaded")
+        async def overloaded(self) -> Response:
+            return Response("full", 429, {"Retry-After": "1"})
+
+        @app.get("/unavailable")
+        async def unavailable(self) -> Response:
+            return Response("gone", 503, {"Retry-After": "2"})
+
+        @app.get("/slow")
+        async def slow(self, name: str, seconds: float) -> str:
+            self._seen[f"{name} started"] = time.time()
+            try:
+                await asyncio.sleep(seconds)
+            except asyncio.CancelledError:
+                self._seen[f"{name} cancelled"] = time.time()
+                raise
+            return "done"
+
+        @app.get("/seen")
+        async def seen(self) -> dict[str, float]:
+            return self._seen
+
+    deploy = serve.deployment(ray_actor_options={"num_cpus": 0.1}, max_ongoing_requests=256)
+    return deploy(Ingress).bind(deploy(Hop).bind())
+
+
+def run_mode(what: Any) -> Any:
+    with serve_application() as (port, replica_port):
+        return asyncio.run(what(port, replica_port))
+
+
+async def measure(port: int, replica_port: int | None) -> dict[str, Any]:
+    results: dict[str, Any] = {"proxy": await _rates(port)}
+    if replica_port is not None:
+        results["replica's port"] = await _rates(replica_port)
+    _, _, body = await request(port, "/transfers")
+    return results | {"transfers": json.loads(body)}
+
+
+async def _rates(port: int) -> dict[str, float]:
+    await _call_for(port, "/hop", WARM_UP_S)
+    clients = (_call_for(port, "/ping", RATE_S) for _ in range(CONNECTIONS))
+    ping = sum(map(len, await asyncio.gather(*clients))) / RATE_S
+    clients = (_call_for(port, "/hop", RATE_S) for _ in range(CONNECTIONS))
+    hop = sum(map(len, await asyncio.gather(*clients))) / RATE_S
+    times = quantiles(await _call_for(port, "/hop", LATENCY_S), n=100)
+    return {"ping": ping, "hop": hop, "p50": times[49] * 1e3, "p99": times[98] * 1e3}
+
+
+async def _call_for(port: int, path: str, seconds: float) -> list[float]:
+    """Seconds of each request, made one after the other on one connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    times = []
+    end = time.perf_counter() + seconds
+    while (start := time.perf_counter()) < end:
+        status, _, _ = await exchange(reader, writer, path)
+        assert status == 200, status
+        times.append(time.perf_counter() - start)
+    writer.close()
+    return times
+
+
+async def request(port: int, path: str) -> tuple[int, dict[str, str], bytes]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    answer = await exchange(reader, writer, path)
+    writer.close()
+    return answer
+
+
+async def exchange(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: str
+) -> tuple[int, dict[str, str], bytes]:
+    """One HTTP/1.1 request, and its answer's status, headers and body."""
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:])}
+    return int(head[0].split()[1]), headers, await reader.readexactly(int(headers["content-length"]))
+
+
+async def check(port: int, _replica_port: int | None) -> dict[str, str]:
+    """What the mode does when a client leaves, when the application refuses, and when it is taken down."""
+    from ray import serve
+
+    found = {}
+    for path in ("/overloaded", "/unavailable"):
+        status, headers, _ = await request(port, path)
+        found[path[1:]] = f"{status}, Retry-After {headers.get('retry-after')}"
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET /slow?name=left&seconds=20 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    await _seen(port, "left started")
+    left = time.time()
+    writer.close()
+    found["client leaves: cancelled after"] = f"{await _seen(port, 'left cancelled') - left:.2f} s"
+    in_flight = asyncio.create_task(request(port, "/slow?name=late&seconds=3"))
+    await _seen(port, "late started")
+    start = time.time()
+    await asyncio.to_thread(serve.delete, "benchmark")
+    found["deleting takes"] = f"{time.time() - start:.0f} s"
+    found["request in flight meanwhile"] = str((await in_flight)[0])
+    start = time.time()
+    await asyncio.to_thread(serve.shutdown)
+    return found | {"shutting Serve down takes": f"{time.time() - start:.0f} s"}
+
+
+async def _seen(port: int, event: str) -> float:
+    """When the ingress saw it; waits for it."""
+    async with asyncio.timeout(15):
+        while True:
+            _, _, body = await request(port, "/seen")
+            if event in (seen := json.loads(body)):
+                return float(seen[event])
+            await asyncio.sleep(0.02)
+
+
+if __name__ == "__main__":
+    main()

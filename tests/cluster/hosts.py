@@ -1,0 +1,151 @@
+"""Hosts of a network of our own: network namespaces on one bridge, each with `/tmp`, `/dev/shm` and processes apart.
+
+Nothing outside can be reached from them: the bridge is in a namespace as well, and has no way out.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+Result = TypeVar("Result")
+
+_CLONE_NEWNET = 0x40000000
+_SUBNET = "10.231.77"
+
+
+def namespaces_work() -> bool:
+    """Whether this process may make network namespaces and bridges."""
+    if os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("unshare"):
+        return False
+    probe = f"epd{os.getpid()}-probe"
+    try:
+        _ip("netns", "add", probe)
+        _ip("-n", probe, "link", "add", "br0", "type", "bridge")
+    except subprocess.CalledProcessError:
+        return False
+    finally:
+        subprocess.run(["ip", "netns", "del", probe], stderr=subprocess.DEVNULL)
+    return True
+
+
+class Host:
+    """One host. `address`: its own on the bridge. Threads of `threads` open their sockets here."""
+
+    def __init__(self, name: str, namespace: str, hub: str, address: str, logs: Path) -> None:
+        self.name = name
+        self.address = address
+        self._namespace = namespace
+        self._hub = hub
+        self._logs = logs
+        self.threads = ThreadPoolExecutor(32, initializer=self._enter)
+
+    def start(self, name: str, *command: str | Path, env: Mapping[str, str]) -> Pod:
+        """A pod on this host that runs `command` as its first process."""
+        return Pod(f"{self.name}-{name}", self._namespace, command, env, self._logs)
+
+    def call(self, function: Callable[[], Result]) -> Result:
+        """`function()` on a thread of this host."""
+        return self.threads.submit(function).result()
+
+    def cut(self) -> None:
+        """Takes the cable out: packets are lost, and nobody is told."""
+        _ip("-n", self._hub, "link", "set", self.name, "down")
+
+    def mend(self) -> None:
+        _ip("-n", self._hub, "link", "set", self.name, "up")
+
+    def sent_bytes(self) -> int:
+        """Bytes that this host has sent over its cable."""
+        shown = _ip("-n", self._hub, "-s", "-j", "link", "show", self.name)
+        received: int = json.loads(shown)[0]["stats64"]["rx"]["bytes"]  # what the hub received
+        return received
+
+    def _enter(self) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        with open(f"/run/netns/{self._namespace}") as namespace:
+            if libc.setns(namespace.fileno(), _CLONE_NEWNET):
+                raise OSError(ctypes.get_errno(), "setns")
+
+
+class Pod:
+    """A process and all that it starts. It has `/tmp` and `/dev/shm` of its own, as a pod has."""
+
+    def __init__(
+        self, name: str, namespace: str, command: Sequence[str | Path], env: Mapping[str, str], logs: Path
+    ) -> None:
+        self.log = logs / f"{name}.log"
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    *("ip", "netns", "exec", namespace),
+                    # Its first process dies with `unshare`, and with that one all others of the pod.
+                    *(
+                        "unshare",
+                        "--mount",
+                        "--ipc",
+                        "--uts",
+                        "--pid",
+                        "--fork",
+                        "--kill-child",
+                        "--mount-proc",
+                    ),
+                    *("sh", "-ec", 'mount -t tmpfs none /tmp; mount -t tmpfs none /dev/shm; exec "$@"', "sh"),
+                    *command,
+                ],
+                cwd="/",
+                env=dict(env),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        """At once, with everything in it."""
+        self._process.kill()
+        self._process.wait(30)
+
+
+@contextmanager
+def network(names: Sequence[str], logs: Path) -> Iterator[dict[str, Host]]:
+    """Hosts by name, at 10.231.77.1 and on. Ends with no namespace left; pods are the caller's to kill."""
+    hub = f"epd{os.getpid()}-hub"
+    with ExitStack() as undo:
+        _namespace(hub, undo)
+        _ip("-n", hub, "link", "add", "br0", "type", "bridge")
+        _ip("-n", hub, "link", "set", "br0", "up")
+        hosts = {}
+        for number, name in enumerate(names, start=1):
+            namespace = f"epd{os.getpid()}-{name}"
+            _namespace(namespace, undo)
+            address = f"{_SUBNET}.{number}"
+            _ip("-n", hub, "link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", namespace)
+            _ip("-n", hub, "link", "set", name, "master", "br0", "up")
+            _ip("-n", namespace, "addr", "add", f"{address}/24", "dev", "eth0")
+            _ip("-n", namespace, "link", "set", "eth0", "up")
+            _ip("-n", namespace, "link", "set", "lo", "up")
+            host = Host(name, namespace, hub, address, logs)
+            undo.callback(host.threads.shutdown, wait=True, cancel_futures=True)
+            hosts[name] = host
+        yield hosts
+
+
+def _namespace(name: str, undo: ExitStack) -> None:
+    _ip("netns", "add", name)
+    undo.callback(_ip, "netns", "del", name)
+
+
+def _ip(*arguments: str) -> str:
+    return subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True).stdout

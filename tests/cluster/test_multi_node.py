@@ -1,0 +1,326 @@
+"""configs/cluster.yaml on three hosts of a network: head and Mooncake's master, encoders, embedders and rows.
+
+What this cannot show: real cables and clocks (the hosts share one machine's CPUs and kernel), RDMA, GPUs, and what
+Kubernetes adds: scheduling, network policies, probes, KubeRay's autoscaler, restarts of pods.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import httpx
+import numpy as np
+import numpy.typing as npt
+import pytest
+import yaml
+
+from epd.cache.stores.mooncake_library import master_path
+from tests.cluster.hosts import Host, Pod, namespaces_work, network
+from tests.cluster.server import ROOT, wait_until
+from tests.models.pictures import png
+from tests.oracle import Oracle, assert_same
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.long,
+    pytest.mark.skipif(not namespaces_work(), reason="needs root and network namespaces"),
+    pytest.mark.timeout(600),
+]
+
+RPC_PORT = 50051
+REQUEST_TIMEOUT_S = 20.0
+# Beyond its deadline a request may take what a busy machine needs to say so.
+SLACK_S = 15.0
+RAY = Path(sys.executable).with_name("ray")
+SERVE = Path(sys.executable).with_name("serve")
+
+Vector = npt.NDArray[np.float32]
+
+
+@dataclass
+class Cluster:
+    """The running application, and the hosts under it."""
+
+    hosts: dict[str, Host]
+    folder: Path
+    pods: dict[str, Pod] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.hosts['head'].address}:8000"
+
+    def start(self) -> None:
+        head = self.hosts["head"]
+        token = uuid.uuid4().hex
+        self.env = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
+            # As KubeRay does: one token for all nodes.
+            **{"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token, "RAY_worker_niceness": "0"},
+            # A node that is silent for about 10 s is dead.
+            **{"RAY_health_check_period_ms": "2000", "RAY_health_check_timeout_ms": "2000"},
+            **{"RAY_health_check_initial_delay_ms": "5000", "RAY_health_check_failure_threshold": "4"},
+            **{"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "HOME": "/tmp"},
+        }
+        self.pods["master"] = head.start(
+            "master",
+            master_path(),
+            *(f"--rpc_address={head.address}", f"--rpc_port={RPC_PORT}", f"--metrics_host={head.address}"),
+            env=self.env,
+        )
+        self.pods["head"] = head.start(
+            "ray",
+            *(RAY, "start", "--head", "--block", f"--node-ip-address={head.address}", "--port=6379"),
+            *("--num-cpus=0", f"--dashboard-host={head.address}", "--object-store-memory=100000000"),
+            env=self.env,
+        )
+        self.start_worker("encoder", {"epd_encoder": 1})
+        self.start_worker("embedder", {"epd_embedder": 1, "epd_ingress": 1})
+        # Rows lie on the host that reads them.
+        self.pods["segment"] = self.hosts["embedder"].start(
+            "segment",
+            *(sys.executable, "-m", "epd.cache.stores.segment_owner", "--segment-bytes", str(256 << 20)),
+            *("--master", f"{head.address}:{RPC_PORT}", "--host", self.hosts["embedder"].address),
+            env=self.env,
+        )
+        wait_until(lambda: self.num_nodes() == 3, 120, "three Ray nodes")
+        self.deploy()
+
+    def start_worker(self, name: str, resources: dict[str, int]) -> None:
+        host = self.hosts[name]
+        self.pods[name] = host.start(
+            "ray",
+            *(RAY, "start", "--block", f"--address={self.hosts['head'].address}:6379", "--num-cpus=2"),
+            *(f"--node-ip-address={host.address}", "--object-store-memory=100000000"),
+            *("--resources", json.dumps(resources)),
+            env=self.env,
+        )
+
+    def num_nodes(self) -> int:
+        """Live nodes, as Ray's head counts them; 0 while it does not answer."""
+        try:
+            answer = self.dashboard("/nodes?view=summary")
+        except (httpx.HTTPError, ValueError):
+            return 0
+        states = [node["raylet"].get("state") for node in answer["data"]["summary"]]
+        return states.count("ALIVE")
+
+    def deploy(self) -> None:
+        """configs/cluster.yaml, but for this network's addresses and small shares of a CPU."""
+        document = yaml.safe_load((ROOT / "configs/cluster.yaml").read_text())
+        (application,) = document["applications"]
+        store = application["args"]["store"]
+        assert store["address"] == f"epd-mooncake:{RPC_PORT}"
+        store |= {"address": f"{self.hosts['head'].address}:{RPC_PORT}", "timeout_s": 2}
+        application["args"]["limits"] = {"request_timeout_s": REQUEST_TIMEOUT_S}
+        for deployment in application["deployments"]:
+            deployment["ray_actor_options"]["num_cpus"] = 0.1
+        config = self.folder / "cluster.yaml"
+        config.write_text(yaml.safe_dump(document))
+        head = self.hosts["head"]
+        done = head.call(
+            lambda: subprocess.run(
+                [SERVE, "deploy", "--address", f"http://{head.address}:8265", config],
+                env=self.env,
+                cwd="/",
+                capture_output=True,
+                text=True,
+            )
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        wait_until(self.is_healthy, 240, "the application's start")
+
+    def is_healthy(self) -> bool:
+        try:
+            return self.get("/health").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def dashboard(self, path: str) -> dict[str, Any]:
+        url = f"http://{self.hosts['head'].address}:8265{path}"
+        headers = {"Authorization": f"Bearer {self.env['RAY_AUTH_TOKEN']}"}
+        answer = self.hosts["head"].call(lambda: httpx.get(url, headers=headers, timeout=10))
+        return answer.raise_for_status().json()  # type: ignore[no-any-return]
+
+    def get(self, path: str) -> httpx.Response:
+        return self.hosts["head"].call(lambda: httpx.get(f"{self.url}{path}", timeout=30))
+
+    def embed(self, picture: bytes) -> Vector:
+        answer = self.hosts["head"].call(lambda: self.post(picture))
+        assert answer.status_code == 200, answer.text
+        return vector_of(answer)
+
+    def post(self, picture: bytes) -> httpx.Response:
+        """To be called on a thread of a host."""
+        item = {"image": base64.b64encode(picture).decode()}
+        body = {"input": [item], "encoding_format": "base64"}
+        return httpx.post(f"{self.url}/v1/embeddings", json=body, timeout=REQUEST_TIMEOUT_S + SLACK_S)
+
+    def counter(self, stage: str, name: str) -> int:
+        replicas = self.get("/info").raise_for_status().json()["stages"][stage]
+        return sum(one[name] if name in one else one["cache"][name] for one in replicas)
+
+    def addresses(self) -> dict[str, set[str]]:
+        """Of the nodes that each deployment's running replicas are on."""
+        application = self.dashboard("/api/serve/applications/")["applications"]["epd"]
+        return {
+            name: {one["node_ip"] for one in deployment["replicas"] if one["state"] == "RUNNING"}
+            for name, deployment in application["deployments"].items()
+        }
+
+
+def vector_of(answer: httpx.Response) -> Vector:
+    return np.frombuffer(base64.b64decode(answer.json()["data"][0]["embedding"]), "<f4")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("hosts")
+    with network(["head", "encoder", "embedder"], folder) as hosts, ExitStack() as undo:
+        cluster = Cluster(hosts, folder)
+        undo.callback(lambda: [pod.kill() for pod in cluster.pods.values()])
+        try:
+            cluster.start()
+        except BaseException:
+            for log in folder.glob("*.log"):
+                print(f"== {log.name}\n{log.read_text(errors='replace')[-4000:]}")
+            raise
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def oracle(demo_folder: Path) -> Oracle:
+    return Oracle(demo_folder)
+
+
+def test_rows_cross_the_network(cluster: Cluster, oracle: Oracle) -> None:
+    """Each stage is on its own host; a picture's rows go from one to the other, and its vector is true."""
+    hosts = cluster.hosts
+    assert cluster.addresses() == {
+        "Ingress": {hosts["embedder"].address},
+        "Encoder": {hosts["encoder"].address},
+        "Embedder": {hosts["embedder"].address},
+    }
+    picture = png(220, 200, seed=1)
+    sent = hosts["encoder"].sent_bytes()
+    put = cluster.counter("encoder", "put_bytes")
+    first = cluster.embed(picture)
+    assert_same(first, oracle.embed({"parts": [picture]}))
+    row_bytes = cluster.counter("encoder", "put_bytes") - put
+    assert row_bytes > 10_000
+    assert hosts["encoder"].sent_bytes() - sent > row_bytes
+    assert cluster.counter("embedder", "hits_store") == 1
+    assert np.array_equal(first, cluster.embed(picture))
+    assert cluster.counter("encoder", "encodes") == 1
+
+
+@dataclass
+class Asked:
+    """One request of the load, and how it ended."""
+
+    seed: int
+    at: float
+    took_s: float
+    status: int
+    vector: Vector | None
+
+
+def load(cluster: Cluster, lane: int, stop: Event) -> list[Asked]:
+    """Asks until told to stop, for at most a few minutes: now a picture seen before, now a new one."""
+    asked: list[Asked] = []
+    started = time.monotonic()
+    while not stop.is_set() and time.monotonic() - started < 240:
+        turn = len(asked)
+        seed = 1 if turn % 2 else 1000 * (lane + 1) + turn
+        at = time.monotonic()
+        answer = cluster.post(png(64, 64, seed))
+        good = answer.status_code == 200
+        took_s = time.monotonic() - at
+        asked.append(Asked(seed, at, took_s, answer.status_code, vector_of(answer) if good else None))
+        stop.wait(0.1)
+    return asked
+
+
+def keeps_working(cluster: Cluster) -> None:
+    """Blocks until pictures that nobody has seen are embedded again."""
+
+    def works() -> bool:
+        picture = png(64, 64, seed=uuid.uuid4().int % 2**32)
+        try:
+            return cluster.hosts["head"].call(lambda: cluster.post(picture)).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    wait_until(works, 120, "an answer for a new picture")
+
+
+@pytest.mark.parametrize("victim", ["encoder", "embedder"])
+def test_a_host_is_cut_off_and_comes_back(cluster: Cluster, oracle: Oracle, victim: str) -> None:
+    """Under load a host loses its cable, is given up by Ray, and comes back as a new pod: every request is
+    answered within its deadline, no answer is wrong, and new pictures are embedded again."""
+    host = cluster.hosts[victim]
+    stop = Event()
+    lanes: list[Future[list[Asked]]] = [
+        cluster.hosts["head"].threads.submit(load, cluster, lane, stop) for lane in range(3)
+    ]
+    try:
+        keeps_working(cluster)
+        host.cut()
+        cut_at = time.monotonic()
+        wait_until(lambda: cluster.num_nodes() == 2, 90, "Ray's notice that the node is gone")
+        host.mend()
+        # What the kubelet does: a node that was given up must not go on.
+        cluster.pods[victim].kill()
+        resources = {"encoder": {"epd_encoder": 1}, "embedder": {"epd_embedder": 1, "epd_ingress": 1}}
+        cluster.start_worker(victim, resources[victim])
+        wait_until(lambda: cluster.num_nodes() == 3, 90, "the node's return")
+        keeps_working(cluster)
+        mended_at = time.monotonic()
+        wait_until(cluster.is_healthy, 60, "health")
+    finally:
+        stop.set()
+        asked = [one for lane in lanes for one in lane.result(timeout=REQUEST_TIMEOUT_S + SLACK_S + 30)]
+    report(victim, asked, cut_at, mended_at)
+
+    assert max(one.took_s for one in asked) < REQUEST_TIMEOUT_S + SLACK_S
+    assert {one.status for one in asked} <= {200, 408, 429, 500, 503, 504}
+    truth = {1: oracle.embed({"parts": [png(64, 64, 1)]})}
+    for one in asked:
+        if one.vector is not None:
+            if one.seed not in truth:
+                truth[one.seed] = oracle.embed({"parts": [png(64, 64, one.seed)]})
+            assert_same(one.vector, truth[one.seed])
+    assert any(one.status == 200 for one in asked if one.at < cut_at)
+    assert all(one.status == 200 for one in asked if one.at > mended_at)
+
+
+def report(victim: str, asked: list[Asked], cut_at: float, mended_at: float) -> None:
+    """Shown with `pytest -rP`."""
+    for name, begin, end in (
+        ("before", 0.0, cut_at),
+        ("away", cut_at, mended_at),
+        ("after", mended_at, 1e18),
+    ):
+        part = [one for one in asked if begin <= one.at < end]
+        for kind, seen in (("seen", True), ("new", False)):
+            some = [one for one in part if (one.seed == 1) == seen]
+            counts = {
+                status: sum(one.status == status for one in some) for status in {s.status for s in some}
+            }
+            slowest = max((one.took_s for one in some), default=0.0)
+            print(
+                f"{victim} {name}: {len(some)} {kind} pictures, by status {counts}, slowest {slowest:.1f} s"
+            )
