@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,25 +55,33 @@ MODES: dict[str, dict[str, str]] = {
     "HAProxy": NICE_0 | HAPROXY,
     "HAProxy, one loop": NICE_0 | HAPROXY | ONE_LOOP,
 }
-CHECKED = (BASELINE, "proxy, one loop", "HAProxy, one loop")
+# Serve holds an ingress replica for 30 s after it was told to stop, so that load balancers notice.
+SHORT_DRAIN = {"RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "5"}
+CHECKED = {
+    BASELINE: NICE_0,
+    "proxy, one loop": NICE_0 | ONE_LOOP,
+    "HAProxy, one loop": NICE_0 | HAPROXY | ONE_LOOP,
+    "the same, drain 5 s": NICE_0 | HAPROXY | ONE_LOOP | SHORT_DRAIN,
+}
+MAX_ONGOING, MAX_QUEUED = 8, 4
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--checks", action="store_true")
-    parser.add_argument("--mode", choices=MODES, help="measure one mode in this process")
+    parser.add_argument("--here", action="store_true", help="in this process, as its variables say")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     options = parser.parse_args()
-    if options.mode:
-        print(RESULT + json.dumps(run_mode(check if options.checks else measure)))
+    if options.here:
+        print(RESULT + json.dumps(run_here(check if options.checks else measure)))
     elif options.checks:
-        report_checks({mode: run_child(mode, "--checks") for mode in CHECKED})
+        report_checks({mode: run_child(mode, env, "--checks") for mode, env in CHECKED.items()})
     else:
         results: dict[str, list[dict[str, Any]]] = {mode: [] for mode in MODES}
         heading = machine(f"{options.rounds} rounds")
         for _ in range(options.rounds):
             for mode, runs in results.items():
-                runs.append(run_child(mode))
+                runs.append(run_child(mode, MODES[mode]))
         report_rates(heading, results)
 
 
@@ -108,8 +117,8 @@ def report_checks(results: Mapping[str, dict[str, str]]) -> None:
     (RESULTS / "proxy_checks.txt").write_text(text)
 
 
-def run_child(mode: str, *arguments: str) -> Any:
-    """What the mode measured in a process of its own, whose whole family is ended afterwards.
+def run_child(mode: str, env: Mapping[str, str], *arguments: str) -> Any:
+    """What a process of its own measured with these variables; its whole family is ended afterwards.
 
     On a machine too busy to start Ray it is tried again.
     """
@@ -117,8 +126,8 @@ def run_child(mode: str, *arguments: str) -> Any:
         mark = uuid.uuid4().hex
         with tempfile.TemporaryFile("w+") as output:  # a pipe would wait for every process that inherits it
             subprocess.run(
-                [sys.executable, "-m", "benchmarks.proxy_modes", "--mode", mode, *arguments],
-                env=os.environ | MODES[mode] | {MARK: mark},
+                [sys.executable, "-m", "benchmarks.proxy_modes", "--here", *arguments],
+                env={**os.environ, **env, MARK: mark},
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 check=False,
@@ -145,7 +154,7 @@ def _pids_with(mark: str) -> Iterator[int]:
 
 
 @contextmanager
-def serve_application() -> Iterator[tuple[int, int | None]]:
+def serve_application(limited: bool) -> Iterator[tuple[int, int | None]]:
     """The application in a Ray of its own: the port of its proxy, and of its replica if that has one."""
     folder = tempfile.mkdtemp(prefix="epd-")
     port, replica_port, fallback_port, metrics_port, stats_port = free_ports(5)
@@ -172,30 +181,47 @@ def serve_application() -> Iterator[tuple[int, int | None]]:
     try:
         ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
         serve.start(http_options={"host": "127.0.0.1", "port": port, "request_timeout_s": 30})
-        serve.run(make_application(), name="benchmark")
+        serve.run(make_application(limited), name="benchmark")
         yield port, replica_port if has_haproxy else None
     finally:
         ray.shutdown()
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def make_application() -> Any:
-    """A no-op ingress and a no-op deployment behind it. Pickled by value, so defined in here."""
+def make_application(limited: bool) -> Any:
+    """A no-op ingress and a no-op deployment behind it. Pickled by value, so defined in here.
+
+    limited: the ingress takes MAX_ONGOING requests and lets MAX_QUEUED wait.
+    """
     import numpy as np
     from fastapi import FastAPI, Response
     from ray import serve
+    from ray.serve.config import BackpressureConfig
 
     app = FastAPI()
 
     class Hop:
+        def __init__(self) -> None:
+            self._seen: dict[str, float] = {}
+
         async def noop(self, _payload: object = None) -> None:
             return None
+
+        async def slow(self, name: str, seconds: float) -> None:
+            self._seen[f"{name} started"] = time.time()
+            try:
+                await asyncio.sleep(seconds)
+            except asyncio.CancelledError:
+                self._seen[f"{name} cancelled"] = time.time()
+                raise
+
+        async def seen(self) -> dict[str, float]:
+            return self._seen
 
     @serve.ingress(app)
     class Ingress:
         def __init__(self, hop: Any) -> None:
             self._hop = hop
-            self._seen: dict[str, float] = {}
 
         @app.get("/ping")
         async def ping(self) -> str:
@@ -236,24 +262,25 @@ def make_application() -> Any:
 
         @app.get("/slow")
         async def slow(self, name: str, seconds: float) -> str:
-            self._seen[f"{name} started"] = time.time()
-            try:
-                await asyncio.sleep(seconds)
-            except asyncio.CancelledError:
-                self._seen[f"{name} cancelled"] = time.time()
-                raise
+            await self._hop.slow.remote(name, seconds)
             return "done"
 
         @app.get("/seen")
         async def seen(self) -> dict[str, float]:
-            return self._seen
+            return await self._hop.seen.remote()  # type: ignore[no-any-return]
 
-    deploy = serve.deployment(ray_actor_options={"num_cpus": 0.1}, max_ongoing_requests=256)
-    return deploy(Ingress).bind(deploy(Hop).bind())
+    light = {"ray_actor_options": {"num_cpus": 0.1}}
+    limits = {
+        "max_ongoing_requests": MAX_ONGOING if limited else 256,
+        "max_queued_requests": MAX_QUEUED if limited else -1,
+        "backpressure_config": BackpressureConfig(status_code=429, retry_after_s=1.5),
+    }
+    hop = serve.deployment(Hop, **light, max_ongoing_requests=256).bind()
+    return serve.deployment(Ingress, **light, **limits).bind(hop)
 
 
-def run_mode(what: Any) -> Any:
-    with serve_application() as (port, replica_port):
+def run_here(what: Any) -> Any:
+    with serve_application(limited=what is check) as (port, replica_port):
         return asyncio.run(what(port, replica_port))
 
 
@@ -306,7 +333,7 @@ async def exchange(
 
 
 async def check(port: int, _replica_port: int | None) -> dict[str, str]:
-    """What the mode does when a client leaves, when the application refuses, and when it is taken down."""
+    """What the mode does when a client leaves, when requests are refused, and when it is taken down."""
     from ray import serve
 
     found = {}
@@ -318,16 +345,20 @@ async def check(port: int, _replica_port: int | None) -> dict[str, str]:
     await _seen(port, "left started")
     left = time.time()
     writer.close()
-    found["client leaves: cancelled after"] = f"{await _seen(port, 'left cancelled') - left:.2f} s"
+    found["client leaves: 2nd hop cancelled"] = f"after {await _seen(port, 'left cancelled') - left:.2f} s"
+    crowd = [request(port, f"/slow?name=crowd-{i}&seconds=2") for i in range(2 * (MAX_ONGOING + MAX_QUEUED))]
+    answers = Counter(
+        f"{status}" if status == 200 else f"{status} (Retry-After {headers.get('retry-after')})"
+        for status, headers, _ in await asyncio.gather(*crowd)
+    )
+    found["twice as many as fit"] = ", ".join(f"{num} x {answer}" for answer, num in sorted(answers.items()))
     in_flight = asyncio.create_task(request(port, "/slow?name=late&seconds=3"))
     await _seen(port, "late started")
     start = time.time()
     await asyncio.to_thread(serve.delete, "benchmark")
-    found["deleting takes"] = f"{time.time() - start:.0f} s"
+    found["deleting the application"] = f"{time.time() - start:.0f} s"
     found["request in flight meanwhile"] = str((await in_flight)[0])
-    start = time.time()
-    await asyncio.to_thread(serve.shutdown)
-    return found | {"shutting Serve down takes": f"{time.time() - start:.0f} s"}
+    return found
 
 
 async def _seen(port: int, event: str) -> float:

@@ -1,4 +1,4 @@
-"""Hosts of a network of our own: network namespaces on one bridge, each with `/tmp`, `/dev/shm` and processes apart.
+"""Hosts of a network of our own: network namespaces on one bridge, with pods that share nothing but files.
 
 Nothing outside can be reached from them: the bridge is in a namespace as well, and has no way out.
 """
@@ -71,7 +71,7 @@ class Host:
 
     def _enter(self) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
-        with open(f"/run/netns/{self._namespace}") as namespace:
+        with Path(f"/run/netns/{self._namespace}").open() as namespace:
             if libc.setns(namespace.fileno(), _CLONE_NEWNET):
                 raise OSError(ctypes.get_errno(), "setns")
 

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -51,7 +51,7 @@ class Server:
     """`serve run` of configs/epd.yaml, on free ports, with changes to its arguments; ended by Ctrl-C.
 
     args: merged into the application's `args`, one level deep. deployments: replaces that list. config: which
-    file to start from.
+    file to start from. program: what to start in place of `serve run`.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class Server:
         deployments: list[dict[str, Any]] | None = None,
         config: str = "configs/epd.yaml",
         start_timeout_s: float = 120,
+        program: Sequence[str] = (str(Path(sys.executable).with_name("serve")), "run"),
     ) -> None:
         http_port, rpc_port, self.metrics_port = free_ports(3)
         self.url = f"http://127.0.0.1:{http_port}"
@@ -80,13 +81,15 @@ class Server:
         self.log = self._folder / "serve.log"
         self._mark = uuid.uuid4().hex
         self._start_timeout_s = start_timeout_s
+        self._program = program
+        self._interrupted = False
 
     def __enter__(self) -> Self:
         env = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
         env |= {_MARK: self._mark, "RAY_TMPDIR": str(self._folder), "RAY_worker_niceness": "0"}
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
-                [Path(sys.executable).with_name("serve"), "run", self.config],
+                [*self._program, str(self.config)],
                 cwd=ROOT,
                 env=env,
                 stdin=subprocess.DEVNULL,
@@ -111,7 +114,7 @@ class Server:
     def stop(self) -> int:
         """Ctrl-C, then waits. Returns the exit code. Removes what the server wrote."""
         if self._process.poll() is None:
-            self._process.send_signal(signal.SIGINT)
+            self.interrupt()
             try:
                 self._process.wait(60)
             except subprocess.TimeoutExpired:
@@ -126,6 +129,12 @@ class Server:
                 os.kill(pid, signal.SIGKILL)
             shutil.rmtree(self._folder, ignore_errors=True)
         return self._process.returncode
+
+    def interrupt(self) -> None:
+        """Ctrl-C, unless it was pressed before."""
+        if not self._interrupted:
+            self._interrupted = True
+            self._process.send_signal(signal.SIGINT)
 
     def cluster_env(self) -> dict[str, str]:
         """An environment in which `ray.init(address="auto")` finds the server's cluster."""

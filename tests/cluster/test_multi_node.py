@@ -1,7 +1,7 @@
 """configs/cluster.yaml on three hosts of a network: head and Mooncake's master, encoders, embedders and rows.
 
-What this cannot show: real cables and clocks (the hosts share one machine's CPUs and kernel), RDMA, GPUs, and what
-Kubernetes adds: scheduling, network policies, probes, KubeRay's autoscaler, restarts of pods.
+What this cannot show: real cables and clocks (the hosts share one machine's CPUs and kernel), RDMA, GPUs, and
+what Kubernetes adds: scheduling, network policies, probes, KubeRay's autoscaler, restarts of pods.
 """
 
 from __future__ import annotations
@@ -69,11 +69,17 @@ class Cluster:
         self.env = {
             **{name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
             # As KubeRay does: one token for all nodes.
-            **{"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token, "RAY_worker_niceness": "0"},
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": token,
+            "RAY_worker_niceness": "0",
             # A node that is silent for about 10 s is dead.
-            **{"RAY_health_check_period_ms": "2000", "RAY_health_check_timeout_ms": "2000"},
-            **{"RAY_health_check_initial_delay_ms": "5000", "RAY_health_check_failure_threshold": "4"},
-            **{"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "HOME": "/tmp"},
+            "RAY_health_check_period_ms": "2000",
+            "RAY_health_check_timeout_ms": "2000",
+            "RAY_health_check_initial_delay_ms": "5000",
+            "RAY_health_check_failure_threshold": "4",
+            "PYTHONPATH": str(ROOT / "src"),
+            "OMP_NUM_THREADS": "1",
+            "HOME": "/tmp",
         }
         self.pods["master"] = head.start(
             "master",
@@ -87,6 +93,7 @@ class Cluster:
             *("--num-cpus=0", f"--dashboard-host={head.address}", "--object-store-memory=100000000"),
             env=self.env,
         )
+        wait_until(lambda: self.num_nodes() == 1, 120, "Ray's head")
         self.start_worker("encoder", {"epd_encoder": 1})
         self.start_worker("embedder", {"epd_embedder": 1, "epd_ingress": 1})
         # Rows lie on the host that reads them.
@@ -98,6 +105,10 @@ class Cluster:
         )
         wait_until(lambda: self.num_nodes() == 3, 120, "three Ray nodes")
         self.deploy()
+
+    def stop(self) -> None:
+        for pod in self.pods.values():
+            pod.kill()
 
     def start_worker(self, name: str, resources: dict[str, int]) -> None:
         host = self.hosts[name]
@@ -191,7 +202,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("hosts")
     with network(["head", "encoder", "embedder"], folder) as hosts, ExitStack() as undo:
         cluster = Cluster(hosts, folder)
-        undo.callback(lambda: [pod.kill() for pod in cluster.pods.values()])
+        undo.callback(cluster.stop)
         try:
             cluster.start()
         except BaseException:

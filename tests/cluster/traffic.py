@@ -27,6 +27,9 @@ Item = tuple[str | bytes, ...]
 
 TIMEOUT_S = 120.0
 
+# About 1820 tokens of the demo model.
+LONG_TEXT = "red circle " * 900
+
 T = TypeVar("T")
 
 

@@ -109,14 +109,14 @@ def test_any_document(document: dict[str, Any]) -> None:
         assert 1 <= len(request.items) <= 8
 
 
-@settings(BOUNDED, max_examples=2000)
+@settings(BOUNDED, max_examples=1000)
 @given(st.dictionaries(NAMES, BINARY, max_size=4))
 def test_any_msgpack_document(document: dict[str, Any]) -> None:
     """The same in msgpack, with raw bytes anywhere."""
     read(msgpack.packb(document, unicode_errors="surrogatepass"), MSGPACK)
 
 
-@settings(BOUNDED, max_examples=2000)
+@settings(BOUNDED, max_examples=800)
 @given(DOCUMENTS, st.data())
 def test_any_damage(document: dict[str, Any], data: st.DataObject) -> None:
     """Valid documents with bytes changed, dropped or doubled."""
