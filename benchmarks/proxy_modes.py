@@ -5,7 +5,7 @@
 
 A no-op FastAPI ingress, alone (ping) and with one call of a no-op deployment behind it (hop). Every mode is
 a Ray of its own, because its variables must be set before Ray starts; the modes take turns, ROUNDS times, and
-the table has medians. Rates: requests a second over CONNECTIONS connections that each wait for their answer.
+the table has medians. Rates: requests a second over 16 connections that each wait for their answer.
 p50, p99: of a hop over one connection. Replica's port: what direct ingress offers, the same replica without a
 proxy. Transfers: calls between replicas with 2 MiB, one after the other. Keeps what it printed in
 benchmarks/results/proxy_modes.txt and proxy_checks.txt.
@@ -14,35 +14,24 @@ benchmarks/results/proxy_modes.txt and proxy_checks.txt.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
-from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import Any
 
+from benchmarks.proxy_probe import KINDS, RESULT
 from benchmarks.report import RESULTS, machine, table
-from tests.cluster.server import free_ports
 
 ROUNDS = 3
-CONNECTIONS = 16
-RATE_S, LATENCY_S, WARM_UP_S = 2.0, 1.5, 0.5
-NUM_TRANSFERS = 20
 MAX_ATTEMPTS = 3
-TRANSFER_BYTES = 2 * 2**20
-KINDS = ("array", "bytes", "inline bytes")
 MARK = "EPD_PROXY_BENCHMARK"
-RESULT = "RESULT "
 
 ONE_LOOP = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0", "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0"}
 NICE_0 = {"RAY_worker_niceness": "0"}
@@ -63,18 +52,14 @@ CHECKED = {
     "HAProxy, one loop": NICE_0 | HAPROXY | ONE_LOOP,
     "the same, drain 5 s": NICE_0 | HAPROXY | ONE_LOOP | SHORT_DRAIN,
 }
-MAX_ONGOING, MAX_QUEUED = 8, 4
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--checks", action="store_true")
-    parser.add_argument("--here", action="store_true", help="in this process, as its variables say")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     options = parser.parse_args()
-    if options.here:
-        print(RESULT + json.dumps(run_here(check if options.checks else measure)))
-    elif options.checks:
+    if options.checks:
         report_checks({mode: run_child(mode, env, "--checks") for mode, env in CHECKED.items()})
     else:
         results: dict[str, list[dict[str, Any]]] = {mode: [] for mode in MODES}
@@ -92,12 +77,12 @@ def report_rates(heading: str, results: Mapping[str, list[dict[str, Any]]]) -> N
         for door in [door for door in runs[0] if door != "transfers"]:
             name = mode if door == "proxy" else f"{mode}: {door}"
             rows.append([name, *_rate_cells([run[door] for run in runs], base)])
-        costs = [median(run["transfers"][kind] for run in runs) for kind in ("nothing", *KINDS)]
+        costs = [median(run["transfers"][kind] for run in runs) for kind in KINDS]
         transfers.append([mode, *(f"{cost:.1f}" for cost in costs)])
     header = ("mode", "ping/s", "hop/s", "of runs", "ratio", "p50 ms", "p99 ms")
     text = f"{heading}\nratio: hop/s to that of {BASELINE!r}\n\n{table(header, rows)}\n\n"
     text += "ms of one call with 2 MiB: array and bytes by reference, inline bytes over gRPC\n"
-    text += table(("mode", "nothing", *KINDS), transfers) + "\n"
+    text += table(("mode", *KINDS), transfers) + "\n"
     print(text, end="")
     (RESULTS / "proxy_modes.txt").write_text(text)
 
@@ -126,7 +111,7 @@ def run_child(mode: str, env: Mapping[str, str], *arguments: str) -> Any:
         mark = uuid.uuid4().hex
         with tempfile.TemporaryFile("w+") as output:  # a pipe would wait for every process that inherits it
             subprocess.run(
-                [sys.executable, "-m", "benchmarks.proxy_modes", "--here", *arguments],
+                [sys.executable, "-m", "benchmarks.proxy_probe", *arguments],
                 env={**os.environ, **env, MARK: mark},
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -151,224 +136,6 @@ def _pids_with(mark: str) -> Iterator[int]:
                 yield int(folder.name)
         except OSError:
             continue  # it ended meanwhile
-
-
-@contextmanager
-def serve_application(limited: bool) -> Iterator[tuple[int, int | None]]:
-    """The application in a Ray of its own: the port of its proxy, and of its replica if that has one."""
-    folder = tempfile.mkdtemp(prefix="epd-")
-    port, replica_port, fallback_port, metrics_port, stats_port = free_ports(5)
-    has_haproxy = os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1"
-    # On a busy machine the proxies are not up within Serve's 5 s.
-    settings = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60", "RAY_SERVE_LOG_TO_STDERR": "0"}
-    if has_haproxy:
-        settings |= {
-            "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{folder}/ha/haproxy.cfg",
-            "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{folder}/ha/admin.sock",
-            "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": f"{folder}/ha",
-            "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{folder}/ha/server-state",
-            "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": f"{folder}/ha/metrics.sock",
-            "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics_port),
-            "RAY_SERVE_HAPROXY_STATS_PORT": str(stats_port),
-            "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback_port),
-            "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(replica_port),
-            "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(replica_port + 20),
-        }
-    os.environ.update(settings)
-    import ray
-    from ray import serve
-
-    try:
-        ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
-        serve.start(http_options={"host": "127.0.0.1", "port": port, "request_timeout_s": 30})
-        serve.run(make_application(limited), name="benchmark")
-        yield port, replica_port if has_haproxy else None
-    finally:
-        ray.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def make_application(limited: bool) -> Any:
-    """A no-op ingress and a no-op deployment behind it. Pickled by value, so defined in here.
-
-    limited: the ingress takes MAX_ONGOING requests and lets MAX_QUEUED wait.
-    """
-    import numpy as np
-    from fastapi import FastAPI, Response
-    from ray import serve
-    from ray.serve.config import BackpressureConfig
-
-    app = FastAPI()
-
-    class Hop:
-        def __init__(self) -> None:
-            self._seen: dict[str, float] = {}
-
-        async def noop(self, _payload: object = None) -> None:
-            return None
-
-        async def slow(self, name: str, seconds: float) -> None:
-            self._seen[f"{name} started"] = time.time()
-            try:
-                await asyncio.sleep(seconds)
-            except asyncio.CancelledError:
-                self._seen[f"{name} cancelled"] = time.time()
-                raise
-
-        async def seen(self) -> dict[str, float]:
-            return self._seen
-
-    @serve.ingress(app)
-    class Ingress:
-        def __init__(self, hop: Any) -> None:
-            self._hop = hop
-
-        @app.get("/ping")
-        async def ping(self) -> str:
-            return "ok"
-
-        @app.get("/hop")
-        async def hop(self) -> str:
-            await self._hop.noop.remote()
-            return "ok"
-
-        @app.get("/transfers")
-        async def transfers(self) -> dict[str, float]:
-            data = np.random.default_rng(0).integers(0, 256, TRANSFER_BYTES, np.uint8)
-            payloads = {
-                "nothing": None,
-                "array": data,
-                "bytes": data.tobytes(),
-                "inline bytes": data.tobytes(),
-            }
-            return {kind: await self._time(kind, payload) for kind, payload in payloads.items()}
-
-        async def _time(self, kind: str, payload: object) -> float:
-            method = self._hop.options(method_name="noop", _by_reference=not kind.startswith("inline"))
-            times = []
-            for _ in range(NUM_TRANSFERS):
-                start = time.perf_counter()
-                await method.remote(payload)
-                times.append((time.perf_counter() - start) * 1e3)
-            return median(times)
-
-        @app.get("/overloaded")
-        async def overloaded(self) -> Response:
-            return Response("full", 429, {"Retry-After": "1"})
-
-        @app.get("/unavailable")
-        async def unavailable(self) -> Response:
-            return Response("gone", 503, {"Retry-After": "2"})
-
-        @app.get("/slow")
-        async def slow(self, name: str, seconds: float) -> str:
-            await self._hop.slow.remote(name, seconds)
-            return "done"
-
-        @app.get("/seen")
-        async def seen(self) -> dict[str, float]:
-            return await self._hop.seen.remote()  # type: ignore[no-any-return]
-
-    light = {"ray_actor_options": {"num_cpus": 0.1}}
-    limits = {
-        "max_ongoing_requests": MAX_ONGOING if limited else 256,
-        "max_queued_requests": MAX_QUEUED if limited else -1,
-        "backpressure_config": BackpressureConfig(status_code=429, retry_after_s=1.5),
-    }
-    hop = serve.deployment(Hop, **light, max_ongoing_requests=256).bind()
-    return serve.deployment(Ingress, **light, **limits).bind(hop)
-
-
-def run_here(what: Any) -> Any:
-    with serve_application(limited=what is check) as (port, replica_port):
-        return asyncio.run(what(port, replica_port))
-
-
-async def measure(port: int, replica_port: int | None) -> dict[str, Any]:
-    results: dict[str, Any] = {"proxy": await _rates(port)}
-    if replica_port is not None:
-        results["replica's port"] = await _rates(replica_port)
-    _, _, body = await request(port, "/transfers")
-    return results | {"transfers": json.loads(body)}
-
-
-async def _rates(port: int) -> dict[str, float]:
-    await _call_for(port, "/hop", WARM_UP_S)
-    clients = (_call_for(port, "/ping", RATE_S) for _ in range(CONNECTIONS))
-    ping = sum(map(len, await asyncio.gather(*clients))) / RATE_S
-    clients = (_call_for(port, "/hop", RATE_S) for _ in range(CONNECTIONS))
-    hop = sum(map(len, await asyncio.gather(*clients))) / RATE_S
-    times = quantiles(await _call_for(port, "/hop", LATENCY_S), n=100)
-    return {"ping": ping, "hop": hop, "p50": times[49] * 1e3, "p99": times[98] * 1e3}
-
-
-async def _call_for(port: int, path: str, seconds: float) -> list[float]:
-    """Seconds of each request, made one after the other on one connection."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    times = []
-    end = time.perf_counter() + seconds
-    while (start := time.perf_counter()) < end:
-        status, _, _ = await exchange(reader, writer, path)
-        assert status == 200, status
-        times.append(time.perf_counter() - start)
-    writer.close()
-    return times
-
-
-async def request(port: int, path: str) -> tuple[int, dict[str, str], bytes]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    answer = await exchange(reader, writer, path)
-    writer.close()
-    return answer
-
-
-async def exchange(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: str
-) -> tuple[int, dict[str, str], bytes]:
-    """One HTTP/1.1 request, and its answer's status, headers and body."""
-    writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
-    head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
-    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:])}
-    return int(head[0].split()[1]), headers, await reader.readexactly(int(headers["content-length"]))
-
-
-async def check(port: int, _replica_port: int | None) -> dict[str, str]:
-    """What the mode does when a client leaves, when requests are refused, and when it is taken down."""
-    from ray import serve
-
-    found = {}
-    for path in ("/overloaded", "/unavailable"):
-        status, headers, _ = await request(port, path)
-        found[path[1:]] = f"{status}, Retry-After {headers.get('retry-after')}"
-    _, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(b"GET /slow?name=left&seconds=20 HTTP/1.1\r\nHost: localhost\r\n\r\n")
-    await _seen(port, "left started")
-    left = time.time()
-    writer.close()
-    found["client leaves: 2nd hop cancelled"] = f"after {await _seen(port, 'left cancelled') - left:.2f} s"
-    crowd = [request(port, f"/slow?name=crowd-{i}&seconds=2") for i in range(2 * (MAX_ONGOING + MAX_QUEUED))]
-    answers = Counter(
-        f"{status}" if status == 200 else f"{status} (Retry-After {headers.get('retry-after')})"
-        for status, headers, _ in await asyncio.gather(*crowd)
-    )
-    found["twice as many as fit"] = ", ".join(f"{num} x {answer}" for answer, num in sorted(answers.items()))
-    in_flight = asyncio.create_task(request(port, "/slow?name=late&seconds=3"))
-    await _seen(port, "late started")
-    start = time.time()
-    await asyncio.to_thread(serve.delete, "benchmark")
-    found["deleting the application"] = f"{time.time() - start:.0f} s"
-    found["request in flight meanwhile"] = str((await in_flight)[0])
-    return found
-
-
-async def _seen(port: int, event: str) -> float:
-    """When the ingress saw it; waits for it."""
-    async with asyncio.timeout(15):
-        while True:
-            _, _, body = await request(port, "/seen")
-            if event in (seen := json.loads(body)):
-                return float(seen[event])
-            await asyncio.sleep(0.02)
 
 
 if __name__ == "__main__":

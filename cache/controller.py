@@ -168,13 +168,11 @@ class EmbeddingCache:
         """Copies each handle's rows to `dst` `[V, row_dim]`, from row `dst_starts[i]` on. Any thread.
 
         On a CUDA `dst` it goes on its current stream. Handles may be released before it is done.
-        Raises ValueError when rows would not fit.
+        Raises ValueError when rows would not fit, and for handles that were released.
         """
         if len(handles) != len(dst_starts):
             raise ValueError(f"{len(handles)} handles were given {len(dst_starts)} destinations")
-        for handle in handles:
-            if self._table.entry_of(handle) is None:
-                raise ValueError(f"the handle of {handle.key} was released before")
+        self._check_live(handles)
         places = ((h.runs, h.num_tokens, start) for h, start in zip(handles, dst_starts, strict=True))
         plan = host_to_device_plan(places, self.pool.page_tokens)
         if plan.is_empty:
@@ -187,6 +185,7 @@ class EmbeddingCache:
 
     def rows(self, handle: Handle) -> npt.NDArray[Any]:
         """A copy of its rows `[num_tokens, row_dim]`; bfloat16 as bits (see `epd.cache.rows`). Any thread."""
+        self._check_live([handle])
         return rows_to_numpy(self.pool.copy_rows(handle.runs, handle.num_tokens))
 
     def release(self, handles: Iterable[Handle]) -> None:
@@ -354,6 +353,11 @@ class EmbeddingCache:
                 f"{wanted.key} needs rows [{wanted.num_tokens}, {layout.row_dim}] of {layout.dtype}, "
                 f"got {list(rows.shape)} of {rows.dtype}"
             )
+
+    def _check_live(self, handles: Iterable[Handle]) -> None:
+        for handle in handles:
+            if self._table.entry_of(handle) is None:
+                raise ValueError(f"the handle of {handle.key} was released before")
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from itertools import pairwise
 
 from epd.cache.handles import Handle
 from epd.cache.pages import PageAllocator
@@ -155,9 +156,12 @@ class EntryTable:
                 f"{self.num_free} pages free, {taken} of entries ({self.num_draining} draining), "
                 f"{self.pool.num_pages} in the pool"
             )
-        pages = {page for e in owners for r in e.runs for page in range(r.start, r.start + r.length)}
-        if len(pages) != taken:
-            raise RuntimeError(f"entries have {taken} pages, {len(pages)} distinct ones")
+        runs = sorted((run.start, run.length) for entry in owners for run in entry.runs)
+        for (start, length), (following, _) in pairwise(runs):
+            if start + length > following:
+                raise RuntimeError(
+                    f"two entries have page {following}: runs {start}+{length} and {following}"
+                )
         pins = sum(entry.pins for entry in owners)
         if pins != len(self._pinned):
             raise RuntimeError(f"{pins} pins on entries, {len(self._pinned)} live handles")

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from ctypes import c_char
 from dataclasses import dataclass
 from typing import Any
-from zlib import crc32
 
 import msgpack
 import torch
+from xxhash import xxh3_64
 
 from epd.cache.types import MediaGrid, RowLayout, Wanted
 
@@ -35,7 +35,7 @@ class MalformedHeader(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class EntryHeader:
-    """What a stored object says of itself. `checksum` is the CRC-32 of its rows."""
+    """What a stored object says of itself. `checksum`: XXH3 of its rows."""
 
     version: int
     key: str
@@ -95,11 +95,11 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def rows_checksum(buffers: Sequence[Buffer]) -> int:
-    """CRC-32 of the buffers' bytes, in order. About 5 GB/s, and lets other threads run meanwhile."""
-    checksum = 0
+    """XXH3 (64 bits) of the buffers' bytes, in order. About as fast as memory is read."""
+    hasher = xxh3_64()
     for pointer, size in buffers:
-        checksum = crc32((c_char * size).from_address(pointer), checksum)
-    return checksum
+        hasher.update((c_char * size).from_address(pointer))
+    return hasher.intdigest()
 
 
 def verify(header: bytes, rows: Sequence[Buffer], wanted: Wanted, layout: RowLayout) -> str | None:

@@ -25,7 +25,7 @@ from epd.deployments.errors import Overloaded
 from epd.deployments.messages import EmbedReply, MediaRef, RowsMessage, SequenceMessage
 from epd.deployments.metrics import Exporter, StageMetrics
 from epd.deployments.settings import Settings
-from epd.deployments.stage import is_degraded, open_cache, open_model
+from epd.deployments.stage import is_degraded, limit_threads, open_cache, open_model
 from epd.deployments.timing import Timings
 from epd.kernels.async_copy import AsyncCopy
 from epd.models.pieces import PrefillSequence
@@ -61,6 +61,7 @@ class Embedder:
 
     def __init__(self, settings: Settings) -> None:
         model = open_model(settings.model)
+        limit_threads(model, settings)
         self._family = model.family
         language_model = model.family.load_embedder(model.checkpoint, model.dtype, model.device)
         self._device, self._dtype = language_model.device, language_model.dtype

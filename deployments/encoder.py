@@ -24,7 +24,7 @@ from epd.deployments.joining import InFlight
 from epd.deployments.messages import EncodeReply, MediaMessage, RowsMessage
 from epd.deployments.metrics import Exporter, StageMetrics
 from epd.deployments.settings import Settings
-from epd.deployments.stage import is_degraded, open_cache, open_model
+from epd.deployments.stage import is_degraded, limit_threads, open_cache, open_model
 from epd.deployments.timing import Timings
 from epd.models.errors import InvalidItem
 from epd.models.images import ImagePreprocessor
@@ -43,6 +43,7 @@ class Encoder:
 
     def __init__(self, settings: Settings) -> None:
         model = open_model(settings.model)
+        limit_threads(model, settings)
         self._images = ImagePreprocessor(model.checkpoint, max_pixels=settings.limits.max_image_pixels)
         self._tower = model.family.load_encoder(model.checkpoint, model.dtype, model.device)
         self._merge_size = model.family.merge_size

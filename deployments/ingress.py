@@ -17,6 +17,7 @@ from epd.deployments.directory import StoreDirectory
 from epd.deployments.errors import EPDError, StageUnavailable
 from epd.deployments.fetch import UrlFetcher
 from epd.deployments.items import Item, parse_input
+from epd.deployments.loop_lag import LoopLag
 from epd.deployments.metrics import Exporter, StageMetrics
 from epd.deployments.preparation import ItemPreparer, TokenRules
 from epd.deployments.requests import EmbeddingRequest
@@ -53,6 +54,8 @@ class Ingress:
         if encoder is not None:
             store_client = open_store(settings.store)
             self._directory = StoreDirectory(store_client, timeout_s=settings.store.timeout_s)
+        self._loop_lag = LoopLag()
+        self._loop_lag.start()
         self._exporter = Exporter(self.stats)
         self._exporter.start()
         self._service = EmbeddingService(
@@ -115,8 +118,12 @@ class Ingress:
         return {"model": self._model_info, "ingress": await self.stats(), "stages": stages}
 
     async def stats(self) -> dict[str, Any]:
-        """Counters of this replica since it started."""
-        return {"known_keys": self._directory.num_known if self._directory else 0, "pid": os.getpid()}
+        """Counters of this replica since it started; its event loop's longest block of the last seconds."""
+        return {
+            "known_keys": self._directory.num_known if self._directory else 0,
+            "loop_block_ms": round(self._loop_lag.longest_s * 1e3, 1),
+            "pid": os.getpid(),
+        }
 
     def __del__(self) -> None:
         if (directory := getattr(self, "_directory", None)) is not None:

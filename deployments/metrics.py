@@ -35,6 +35,7 @@ _LEVELS = {
     "kv_pages_cached",
     "kv_leases",
     "known_keys",
+    "loop_block_ms",
 }
 
 Stats = Callable[[], Awaitable[Mapping[str, Any]]]

@@ -1,7 +1,7 @@
 """`serve run`, but Ctrl-C lets what is in flight end: `python -m epd.deployments.run config.yaml`.
 
 Serve's own command takes its HTTP proxy down at once, and every connection with it. Deleting the applications
-first makes Serve take no new requests, wait for those in the replicas, the Ingress before the stages behind it,
+first makes Serve take no new requests, wait for those in the replicas, Ingress before the stages behind it,
 and answer them; see `graceful_shutdown_timeout_s` of each deployment for how long.
 """
 

@@ -18,7 +18,7 @@ from epd.cache.pool import PagePool
 from epd.cache.stores.base import Store
 from epd.cache.stores.factory import make_store
 from epd.cache.types import RowLayout
-from epd.deployments.settings import ModelSettings, StageSettings, StoreSettings
+from epd.deployments.settings import ModelSettings, Settings, StageSettings, StoreSettings
 from epd.models.base import Family
 from epd.models.checkpoint import Checkpoint
 from epd.models.families import family_of, resolve_dtype
@@ -64,6 +64,12 @@ def open_model(settings: ModelSettings) -> OpenModel:
     return OpenModel(
         checkpoint, family_of(checkpoint), resolve_dtype(checkpoint, settings.dtype, device), device
     )
+
+
+def limit_threads(model: OpenModel, settings: Settings) -> None:
+    """Gives torch `cpu_threads` in a replica that computes on the CPU, whatever Ray's environment says."""
+    if model.device.type == "cpu":
+        torch.set_num_threads(settings.cpu_threads)
 
 
 def open_store(settings: StoreSettings) -> Store:

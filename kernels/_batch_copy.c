@@ -306,8 +306,9 @@ static int take_tables(PyObject *rows, PyObject *addresses, copy_tables *tables)
     uintptr_t bits = (uintptr_t)tables->rows.buf | (uintptr_t)tables->addresses.buf;
     if (size != tables->addresses.len || size % (Py_ssize_t)(3 * sizeof(uint64_t)) != 0 ||
         (size != 0 && bits % sizeof(uint64_t) != 0)) {
-        PyErr_Format(PyExc_ValueError, "both tables must be aligned 64-bit integers [3, n], got %zd and %zd bytes",
-                     size, tables->addresses.len);
+        PyErr_Format(PyExc_ValueError,
+                     "both tables must be aligned 64-bit integers [3, n], got %zd and %zd bytes", size,
+                     tables->addresses.len);
         release_tables(tables);
         return -1;
     }
@@ -386,7 +387,8 @@ static PyObject *driver_copy(PyObject *self, PyObject *const *args, Py_ssize_t n
     return PyUnicode_FromString(request.batch ? "batch" : "ranges");
 }
 
-PyDoc_STRVAR(supports_doc, "supports(device, /) -> bool\n\nFalse once the device answered that it has no batches.");
+PyDoc_STRVAR(supports_doc,
+             "supports(device, /) -> bool\n\nFalse once the device answered that it has no batches.");
 
 static PyObject *driver_supports(PyObject *self, PyObject *argument)
 {
@@ -453,7 +455,8 @@ static PyType_Spec driver_spec = {
     .slots = driver_slots,
 };
 
-PyDoc_STRVAR(load_doc, "load(path='libcuda.so.1', /) -> Driver\n\nNever raises for what is missing: see Driver.reason.");
+PyDoc_STRVAR(load_doc, "load(path='libcuda.so.1', /) -> Driver\n\n"
+                       "Never raises for what is missing: see Driver.reason.");
 
 static PyObject *load(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {

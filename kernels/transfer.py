@@ -38,8 +38,9 @@ def transfer_ranges(
 
     `src` `[src_rows, width]` and `dst` `[dst_rows, width]` have one dtype and share no memory. Where a CUDA
     device takes part the copies run on `stream` (default: its current one), after the work already
-    submitted there; the caller makes `stream` wait for what other streams write. CPU to CPU has ended
-    on return.
+    submitted there; the caller makes `stream` wait for what other streams write. On CUDA's legacy default
+    stream, torch's default, the driver has no batches: give a stream of its own. CPU to CPU has ended on
+    return.
 
     Raises ValueError, naming the range, before anything is submitted: lists of unequal length, negative
     or out-of-bounds ranges, overlapping destinations, another dtype or row width. Raises RuntimeError,

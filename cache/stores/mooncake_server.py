@@ -88,6 +88,8 @@ class MooncakeServer:
 
     def start(self) -> None:
         """Returns once objects can be stored. Raises StoreUnavailable, saying why, when that fails."""
+        for port in (self.rpc_port, self.metrics_port):
+            check_free(self.host, port)
         try:
             self.master.start()
             self.owner.start()
@@ -127,6 +129,16 @@ class MooncakeServer:
 def _await_owner(child: Child, output: Output) -> None:
     if not output.wait_for("ready"):
         raise StoreUnavailable("it exited")
+
+
+def check_free(host: str, port: int) -> None:
+    """Raises StoreUnavailable when somebody listens there; the master itself seems ready before it fails."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise StoreUnavailable(f"port {port} of {host} is in use: {error.strerror}") from error
 
 
 def free_port(host: str) -> int:

@@ -21,10 +21,11 @@ class FakeTimeLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self.now
 
-    def step(self, times: int = 20) -> None:
-        """Runs what is ready, and what that makes ready."""
+    def step(self, times: int = 50) -> None:
+        """Runs what is ready, `times` times over: once is the least progress that there is."""
         for _ in range(times):
-            self.run_until_complete(asyncio.sleep(0))
+            self.call_soon(self.stop)
+            self.run_forever()
 
     def advance(self, seconds: float) -> None:
         self.now += seconds

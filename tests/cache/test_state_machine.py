@@ -126,7 +126,7 @@ class CacheMachine(RuleBasedStateMachine):
     def end_call(self, index: int, which: int) -> None:
         self.runners[index].end(which)
 
-    @rule(index=st.integers(0, 2), which=INDEX, times=st.integers(0, 7), victims=st.sets(INDEX, max_size=3))
+    @rule(index=st.integers(0, 2), which=INDEX, times=st.integers(0, 9), victims=st.sets(INDEX, max_size=3))
     def end_call_and_cancel(self, index: int, which: int, times: int, victims: set[int]) -> None:
         """Requests are cancelled while what they wait for is on its way to them."""
         self.runners[index].begin()
@@ -143,11 +143,24 @@ class CacheMachine(RuleBasedStateMachine):
         self.loop.step(times)
         self.cancel_one(victim, self.held.requests)
 
+    @precondition(lambda self: self.held.tickets)
+    @rule(index=INDEX, victims=st.sets(INDEX, max_size=3))
+    def cancel_and_abandon(self, index: int, victims: set[int]) -> None:
+        """A fill is given up by who has just cancelled some that wait for it."""
+        ticket = self.held.tickets.pop(index % len(self.held.tickets))
+
+        def both(tickets: list[FillTicket]) -> None:
+            for victim in victims:
+                self.cancel_one(victim, self.held.requests)
+            self.cache.abandon(tickets)
+
+        self.on_loop(both, [ticket])
+
     def cancel_one(self, index: int, tasks: list[asyncio.Task[Any]]) -> None:
         if tasks:
             tasks[index % len(tasks)].cancel()
 
-    @rule(times=st.integers(1, 5))
+    @rule(times=st.integers(1, 12))
     def run_loop(self, times: int) -> None:
         self.loop.step(times)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -69,6 +70,17 @@ class Host:
         received: int = json.loads(shown)[0]["stats64"]["rx"]["bytes"]  # what the hub received
         return received
 
+    def processes(self) -> list[str]:
+        """Titles of the processes that run here, up to the first dot or blank."""
+        titles = []
+        for pid in _ip("netns", "pids", self._namespace).split():
+            try:
+                title = (Path("/proc") / pid / "cmdline").read_text(errors="replace")
+            except OSError:
+                continue  # it ended meanwhile
+            titles.append(re.split(r"[.\s\0]", title)[0])
+        return titles
+
     def _enter(self) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
         with Path(f"/run/netns/{self._namespace}").open() as namespace:
@@ -76,46 +88,52 @@ class Host:
                 raise OSError(ctypes.get_errno(), "setns")
 
 
-class Pod:
-    """A process and all that it starts. It has `/tmp` and `/dev/shm` of its own, as a pod has."""
+class Process:
+    """A command, and the file that its output goes to."""
+
+    def __init__(self, log: Path, command: Sequence[str | Path], env: Mapping[str, str]) -> None:
+        self.log = log
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                command, cwd="/", env=dict(env), stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            )
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait(30)
+
+
+class Pod(Process):
+    """A process and all that it starts. It has `/tmp` and `/dev/shm` of its own, as a pod has.
+
+    `kill` ends them all at once: the first process dies with `unshare`, and with that one all others.
+    """
 
     def __init__(
         self, name: str, namespace: str, command: Sequence[str | Path], env: Mapping[str, str], logs: Path
     ) -> None:
-        self.log = logs / f"{name}.log"
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [
-                    *("ip", "netns", "exec", namespace),
-                    # Its first process dies with `unshare`, and with that one all others of the pod.
-                    *(
-                        "unshare",
-                        "--mount",
-                        "--ipc",
-                        "--uts",
-                        "--pid",
-                        "--fork",
-                        "--kill-child",
-                        "--mount-proc",
-                    ),
-                    *("sh", "-ec", 'mount -t tmpfs none /tmp; mount -t tmpfs none /dev/shm; exec "$@"', "sh"),
-                    *command,
-                ],
-                cwd="/",
-                env=dict(env),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+        self._logs = logs
+        alone = ("--mount", "--ipc", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc")
+        mounts = 'mount -t tmpfs none /tmp; mount -t tmpfs none /dev/shm; exec "$@"'
+        entered = ["ip", "netns", "exec", namespace, "unshare", *alone, "sh", "-ec", mounts, "sh"]
+        super().__init__(logs / f"{name}.log", [*entered, *command], env)
+
+    def execute(self, name: str, *command: str | Path, env: Mapping[str, str]) -> Process:
+        """One more process inside the pod. Dies with it."""
+        entered = ["nsenter", "--target", self._first, "--mount", "--ipc", "--uts", "--net", "--pid"]
+        return Process(self._logs / f"{name}.log", [*entered, *command], env)
+
+    def write(self, name: str, text: str) -> Path:
+        """A file in the pod's `/tmp`; returns its path as the pod sees it."""
+        (Path("/proc") / self._first / "root/tmp" / name).write_text(text)
+        return Path("/tmp") / name
 
     @property
-    def is_running(self) -> bool:
-        return self._process.poll() is None
-
-    def kill(self) -> None:
-        """At once, with everything in it."""
-        self._process.kill()
-        self._process.wait(30)
+    def _first(self) -> str:
+        """The process id, outside, of the pod's first process."""
+        pid = self._process.pid
+        (first,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return first
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from tests.cluster.server import Server, wait_until
 from tests.cluster.traffic import (
     LONG_TEXT,
     Answer,
+    Item,
     Traffic,
     Truth,
     ask,
@@ -108,10 +109,12 @@ def test_one_picture_from_three_clients_is_encoded_once(server: Server, truth: T
 def test_200_requests_at_once_are_all_answered(server: Server, truth: Truth) -> None:
     """Texts, new pictures and repeated ones, 200 at once: 200 answers, every vector true."""
     seen = pictures(20, seed=21)
-    requests = [
-        [[("a text", f"number {i}")], [(seen[i % 20],)], [(seen[i % 20], f"number {i}")]][i % 3]
-        for i in range(200)
+    kinds: list[list[Item]] = [
+        [("a text", f"number {i}") for i in range(200)],
+        [(seen[i % 20],) for i in range(200)],
+        [(seen[i % 20], f"number {i}") for i in range(200)],
     ]
+    requests = [[kinds[i % 3][i]] for i in range(200)]
     for items, answer in zip(requests, ask_all(server, requests), strict=True):
         truth.check(items, answer)
 
@@ -229,7 +232,7 @@ def test_a_flood_is_turned_away_and_leaves_no_trace(demo_folder: Path, truth: Tr
 
 
 async def interrupted(server: Server, truth: Truth) -> None:
-    """Ctrl-C while requests are in flight, some for new pictures, which need both stages: all are answered."""
+    """Ctrl-C while requests for new pictures, which need both stages, are in flight: all are answered."""
     text = LONG_TEXT[: len(LONG_TEXT) // 4]
     requests = [[(picture, text)] for picture in pictures(4, seed=28)]
     async with connect(server) as client:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import subprocess
 import sys
 import time
 import uuid
@@ -19,7 +18,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
-from typing import Any
 
 import httpx
 import numpy as np
@@ -28,7 +26,7 @@ import pytest
 import yaml
 
 from epd.cache.stores.mooncake_library import master_path
-from tests.cluster.hosts import Host, Pod, namespaces_work, network
+from tests.cluster.hosts import Host, Pod, Process, namespaces_work, network
 from tests.cluster.server import ROOT, wait_until
 from tests.models.pictures import png
 from tests.oracle import Oracle, assert_same
@@ -41,6 +39,8 @@ pytestmark = [
 ]
 
 RPC_PORT = 50051
+REPLICA = "ray::ServeReplica:epd:"
+RESOURCES = {"encoder": {"epd_encoder": 1}, "embedder": {"epd_embedder": 1, "epd_ingress": 1}}
 REQUEST_TIMEOUT_S = 20.0
 # Beyond its deadline a request may take what a busy machine needs to say so.
 SLACK_S = 15.0
@@ -58,6 +58,8 @@ class Cluster:
     folder: Path
     pods: dict[str, Pod] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
+    watch: Process | None = None
+    serve: Process | None = None
 
     @property
     def url(self) -> str:
@@ -72,9 +74,10 @@ class Cluster:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": token,
             "RAY_worker_niceness": "0",
-            # A node that is silent for about 10 s is dead.
-            "RAY_health_check_period_ms": "2000",
-            "RAY_health_check_timeout_ms": "2000",
+            # A node that is silent for 12 to 20 s is dead; one that starts on a busy machine is not.
+            "RAY_raylet_start_wait_time_s": "150",
+            "RAY_health_check_period_ms": "3000",
+            "RAY_health_check_timeout_ms": "5000",
             "RAY_health_check_initial_delay_ms": "5000",
             "RAY_health_check_failure_threshold": "4",
             "PYTHONPATH": str(ROOT / "src"),
@@ -90,12 +93,18 @@ class Cluster:
         self.pods["head"] = head.start(
             "ray",
             *(RAY, "start", "--head", "--block", f"--node-ip-address={head.address}", "--port=6379"),
-            *("--num-cpus=0", f"--dashboard-host={head.address}", "--object-store-memory=100000000"),
+            *("--num-cpus=0", "--include-dashboard=false", "--object-store-memory=100000000"),
             env=self.env,
         )
-        wait_until(lambda: self.num_nodes() == 1, 120, "Ray's head")
-        self.start_worker("encoder", {"epd_encoder": 1})
-        self.start_worker("embedder", {"epd_embedder": 1, "epd_ingress": 1})
+        wait_until(lambda: "Ray runtime started" in self.pods["head"].log.read_text(), 180, "Ray's head")
+        self.watch = self.pods["head"].execute(
+            "watch",
+            *(sys.executable, ROOT / "tests/cluster/watch_nodes.py", f"{head.address}:6379"),
+            env=self.env,
+        )
+        wait_until(lambda: len(self.nodes()) == 1, 120, "the first node")
+        for name in RESOURCES:
+            self.start_worker(name)
         # Rows lie on the host that reads them.
         self.pods["segment"] = self.hosts["embedder"].start(
             "segment",
@@ -103,33 +112,39 @@ class Cluster:
             *("--master", f"{head.address}:{RPC_PORT}", "--host", self.hosts["embedder"].address),
             env=self.env,
         )
-        wait_until(lambda: self.num_nodes() == 3, 120, "three Ray nodes")
-        self.deploy()
+        wait_until(lambda: len(self.nodes()) == 3, 240, "three Ray nodes")
+        self.serve = self.pods["head"].execute(
+            "serve",
+            *(SERVE, "run", "--address", f"{head.address}:6379", self.config()),
+            env=self.env,
+        )
+        wait_until(self.is_healthy, 300, "the application's start")
 
     def stop(self) -> None:
         for pod in self.pods.values():
             pod.kill()
+        for process in (self.watch, self.serve):
+            if process is not None:
+                process.kill()
 
-    def start_worker(self, name: str, resources: dict[str, int]) -> None:
+    def start_worker(self, name: str) -> None:
         host = self.hosts[name]
         self.pods[name] = host.start(
             "ray",
-            *(RAY, "start", "--block", f"--address={self.hosts['head'].address}:6379", "--num-cpus=2"),
+            *(RAY, "start", "--block", f"--address={self.hosts['head'].address}:6379", "--num-cpus=1"),
             *(f"--node-ip-address={host.address}", "--object-store-memory=100000000"),
-            *("--resources", json.dumps(resources)),
+            *("--resources", json.dumps(RESOURCES[name])),
             env=self.env,
         )
 
-    def num_nodes(self) -> int:
-        """Live nodes, as Ray's head counts them; 0 while it does not answer."""
-        try:
-            answer = self.dashboard("/nodes?view=summary")
-        except (httpx.HTTPError, ValueError):
-            return 0
-        states = [node["raylet"].get("state") for node in answer["data"]["summary"]]
-        return states.count("ALIVE")
+    def nodes(self) -> list[str]:
+        """Addresses of the live nodes, as Ray's head counts them; none while it does not say."""
+        assert self.watch is not None
+        lines = self.watch.log.read_text().splitlines()
+        last = next((line for line in reversed(lines) if line.startswith("[")), "[]")
+        return json.loads(last)  # type: ignore[no-any-return]
 
-    def deploy(self) -> None:
+    def config(self) -> Path:
         """configs/cluster.yaml, but for this network's addresses and small shares of a CPU."""
         document = yaml.safe_load((ROOT / "configs/cluster.yaml").read_text())
         (application,) = document["applications"]
@@ -139,32 +154,13 @@ class Cluster:
         application["args"]["limits"] = {"request_timeout_s": REQUEST_TIMEOUT_S}
         for deployment in application["deployments"]:
             deployment["ray_actor_options"]["num_cpus"] = 0.1
-        config = self.folder / "cluster.yaml"
-        config.write_text(yaml.safe_dump(document))
-        head = self.hosts["head"]
-        done = head.call(
-            lambda: subprocess.run(
-                [SERVE, "deploy", "--address", f"http://{head.address}:8265", config],
-                env=self.env,
-                cwd="/",
-                capture_output=True,
-                text=True,
-            )
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        wait_until(self.is_healthy, 240, "the application's start")
+        return self.pods["head"].write("cluster.yaml", yaml.safe_dump(document))
 
     def is_healthy(self) -> bool:
         try:
             return self.get("/health").status_code == 200
         except httpx.TransportError:
             return False
-
-    def dashboard(self, path: str) -> dict[str, Any]:
-        url = f"http://{self.hosts['head'].address}:8265{path}"
-        headers = {"Authorization": f"Bearer {self.env['RAY_AUTH_TOKEN']}"}
-        answer = self.hosts["head"].call(lambda: httpx.get(url, headers=headers, timeout=10))
-        return answer.raise_for_status().json()  # type: ignore[no-any-return]
 
     def get(self, path: str) -> httpx.Response:
         return self.hosts["head"].call(lambda: httpx.get(f"{self.url}{path}", timeout=30))
@@ -183,14 +179,6 @@ class Cluster:
     def counter(self, stage: str, name: str) -> int:
         replicas = self.get("/info").raise_for_status().json()["stages"][stage]
         return sum(one[name] if name in one else one["cache"][name] for one in replicas)
-
-    def addresses(self) -> dict[str, set[str]]:
-        """Of the nodes that each deployment's running replicas are on."""
-        application = self.dashboard("/api/serve/applications/")["applications"]["epd"]
-        return {
-            name: {one["node_ip"] for one in deployment["replicas"] if one["state"] == "RUNNING"}
-            for name, deployment in application["deployments"].items()
-        }
 
 
 def vector_of(answer: httpx.Response) -> Vector:
@@ -220,10 +208,11 @@ def oracle(demo_folder: Path) -> Oracle:
 def test_rows_cross_the_network(cluster: Cluster, oracle: Oracle) -> None:
     """Each stage is on its own host; a picture's rows go from one to the other, and its vector is true."""
     hosts = cluster.hosts
-    assert cluster.addresses() == {
-        "Ingress": {hosts["embedder"].address},
-        "Encoder": {hosts["encoder"].address},
-        "Embedder": {hosts["embedder"].address},
+    running = {name: {line for line in host.processes() if REPLICA in line} for name, host in hosts.items()}
+    assert running == {
+        "head": set(),
+        "encoder": {f"{REPLICA}Encoder"},
+        "embedder": {f"{REPLICA}Embedder", f"{REPLICA}Ingress"},
     }
     picture = png(220, 200, seed=1)
     sent = hosts["encoder"].sent_bytes()
@@ -291,13 +280,12 @@ def test_a_host_is_cut_off_and_comes_back(cluster: Cluster, oracle: Oracle, vict
         keeps_working(cluster)
         host.cut()
         cut_at = time.monotonic()
-        wait_until(lambda: cluster.num_nodes() == 2, 90, "Ray's notice that the node is gone")
+        wait_until(lambda: host.address not in cluster.nodes(), 90, "Ray's notice that the node is gone")
         host.mend()
         # What the kubelet does: a node that was given up must not go on.
         cluster.pods[victim].kill()
-        resources = {"encoder": {"epd_encoder": 1}, "embedder": {"epd_embedder": 1, "epd_ingress": 1}}
-        cluster.start_worker(victim, resources[victim])
-        wait_until(lambda: cluster.num_nodes() == 3, 90, "the node's return")
+        cluster.start_worker(victim)
+        wait_until(lambda: host.address in cluster.nodes(), 90, "the node's return")
         keeps_working(cluster)
         mended_at = time.monotonic()
         wait_until(cluster.is_healthy, 60, "health")

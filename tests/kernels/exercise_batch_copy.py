@@ -3,7 +3,7 @@
     python -m tests.kernels.exercise_batch_copy EXTENSION LIBFAKE LIBFAKE_WITHOUT_LOOKUP LIBFAKE_WITHOUT_COPY
 
 It imports little, so that it runs in seconds under valgrind. What each way should do is stated in
-test_batch_copy.py; here the memory is what matters, so each way is gone several times.
+test_batch_copy*.py; here the memory is what matters, so each way is gone several times.
 """
 
 from __future__ import annotations

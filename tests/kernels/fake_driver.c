@@ -36,7 +36,10 @@ typedef enum {
     CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT = 2,
 } CUdriverProcAddressQueryResult;
 typedef enum { CU_MEM_LOCATION_TYPE_INVALID = 0 } CUmemLocationType;
-typedef enum { CU_MEMCPY_SRC_ACCESS_ORDER_STREAM = 1, CU_MEMCPY_SRC_ACCESS_ORDER_ANY = 3 } CUmemcpySrcAccessOrder;
+typedef enum {
+    CU_MEMCPY_SRC_ACCESS_ORDER_STREAM = 1,
+    CU_MEMCPY_SRC_ACCESS_ORDER_ANY = 3,
+} CUmemcpySrcAccessOrder;
 typedef struct {
     CUmemLocationType type;
     int id;

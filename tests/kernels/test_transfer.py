@@ -79,6 +79,7 @@ def fragmentations(draw: st.DrawFn) -> Case:
     return Case(src, torch.full((rows[1], width), -1, dtype=dtype), starts[0], starts[1], lengths)
 
 
+@settings(deadline=None)
 @given(fragmentations())
 def test_any_fragmentation_equals_range_by_range(case: Case) -> None:
     """Every fragmentation gives what plain slicing gives, out and back."""
@@ -90,7 +91,7 @@ def test_any_fragmentation_equals_range_by_range(case: Case) -> None:
     assert torch.equal(back, reference(case.dst, torch.full_like(case.src, -1), case.reversed_ranges))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(case=fragmentations(), batch=st.booleans())
 def test_any_fragmentation_through_the_driver(fake: FakeDriver, case: Case, batch: bool) -> None:
     """The native paths give the same, out and back; the fake driver copies in an order of its own."""
