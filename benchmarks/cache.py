@@ -6,7 +6,8 @@ Each operation of `EmbeddingCache` is timed from its call to its end, event loop
 entries of 0.25 to 16 MiB, on one page run and on one run per page. The baselines, in the same run and
 in turn with it: a plain memcpy of the bytes, and a file of them in /dev/shm that is written, or read
 and copied into the pool. A get or put hands its work to a thread and verifies or makes a checksum, the
-baselines do neither; that is what small entries pay. Medians. Keeps what it printed in benchmarks/results/cache.txt.
+baselines do neither; that is what small entries pay. Medians.
+Keeps what it printed in benchmarks/results/cache.txt.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from itertools import accumulate
@@ -26,14 +26,21 @@ class Item:
     text: str | None = None
     picture: bytes | None = None
 
-    def body(self) -> bytes:
-        """The request that asks for this item alone."""
+    def fields(self) -> dict[str, str]:
+        """The item as it stands in a request's `input`."""
         fields: dict[str, str] = {}
         if self.picture is not None:
             fields["image"] = f"data:image/jpeg;base64,{base64.b64encode(self.picture).decode()}"
         if self.text is not None:
             fields["text"] = self.text
-        return json.dumps({"input": [fields], "encoding_format": "base64"}).encode()
+        return fields
+
+
+def bodies(items: Sequence[Item], per_request: int) -> list[bytes]:
+    """Requests of `per_request` items each, in order."""
+    starts = range(0, len(items), per_request)
+    groups = ([item.fields() for item in items[start : start + per_request]] for start in starts)
+    return [json.dumps({"input": group, "encoding_format": "base64"}).encode() for group in groups]
 
 
 Items = Iterator[Item]

@@ -125,7 +125,7 @@ def run_child(mode: str, env: Mapping[str, str], *arguments: str) -> Any:
             if line.startswith(RESULT):
                 print(f"{mode}: {line}", end="", file=sys.stderr)
                 return json.loads(line.removeprefix(RESULT))
-        print(f"{mode} failed, {attempts_left} attempts left", file=sys.stderr)
+        print(f"{mode} failed, {attempts_left} attempts left: {''.join(lines[-1:])}", file=sys.stderr)
     raise RuntimeError(f"{mode} failed:\n{''.join(lines[-40:])}")
 
 

@@ -4,8 +4,8 @@
 
 Starts configs/epd.yaml, one replica of each stage, every process with one compute thread. For each workload:
 a closed loop, then an open one (Poisson) at `--rate-share` of the rate that the closed loop reached, then the
-closed loop's items offline. The client runs on the same CPUs. Keeps what it printed in
-benchmarks/results/serve_load.txt.
+closed loop's items offline. The last workload is run once more with many items in each request. The client
+runs on the same CPUs. Keeps what it printed in benchmarks/results/serve_load.txt.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import numpy.typing as npt
 import torch
 
 from benchmarks.http_load import Connections, Sample, beside, closed_loop, open_loop
-from benchmarks.load_items import WORKLOADS, Item
+from benchmarks.load_items import WORKLOADS, Item, bodies
 from benchmarks.offline import Offline
 from benchmarks.report import RESULTS, load_average, machine, table
 from epd.deployments.settings import Settings
@@ -101,51 +101,52 @@ class Bench:
     rows: list[list[str]] = field(default_factory=list)
     costs: list[list[str]] = field(default_factory=list)
 
-    def run(self, name: str) -> None:
-        """Both loops and the offline forward of one workload."""
-        seconds, meter = self.options.seconds, Meter(self.server)
-        rng = random.Random(f"{self.options.seed}/{name}")
-        supply = WORKLOADS[name](rng)
-        count = int(seconds * MAX_ITEMS_PER_S)
+    def run(self, workload: str, per_request: int) -> None:
+        """Both loops and the offline forward of one workload, asked for with so many items in a request."""
+        name = workload if per_request == 1 else f"{workload}, {per_request} a request"
+        meter, rng = Meter(self.server), random.Random(f"{self.options.seed}/{name}")
+        supply = WORKLOADS[workload](rng)
+        count = int(self.options.seconds * MAX_ITEMS_PER_S) // per_request * per_request
         items, later = list(islice(supply, count)), list(islice(supply, count))
-        bodies = [item.body() for item in items]
 
         with meter.measure() as usage:
-            samples, elapsed, health = asyncio.run(self._closed(bodies))
-        self.rows.append(_row(name, "closed", items, samples, elapsed, health, usage[0]))
-        self._add_costs(name, len(samples), usage[0])
+            samples, elapsed, health = asyncio.run(self._closed(bodies(items, per_request)))
+        asked = _asked(items, samples, per_request)
+        self.rows.append(_row(name, "closed", asked, samples, elapsed, health, usage[0]))
+        self._add_costs(name, len(asked), usage[0])
         rate = self.options.rate_share * len(samples) / elapsed
         with meter.measure() as usage:
-            answers, elapsed, health = asyncio.run(self._open([item.body() for item in later], rate, rng))
-        self.rows.append(_row("", f"open, {rate:.0f}/s", later, answers, elapsed, health, usage[0]))
-        self._run_offline(items, samples)
+            answers, elapsed, health = asyncio.run(self._open(bodies(later, per_request), rate, rng))
+        loop = f"open, {rate:.0f}/s"
+        self.rows.append(
+            _row("", loop, _asked(later, answers, per_request), answers, elapsed, health, usage[0])
+        )
+        self._run_offline(asked, samples)
 
-    async def _closed(self, bodies: Sequence[bytes]) -> tuple[list[Sample], float, list[float]]:
+    async def _closed(self, requests: Sequence[bytes]) -> tuple[list[Sample], float, list[float]]:
         connections = Connections(self.server.url)
         start = time.perf_counter()
-        work = closed_loop(connections, bodies, self.options.concurrency, self.options.seconds)
+        work = closed_loop(connections, requests, self.options.concurrency, self.options.seconds)
         samples, health = await beside(work, lambda: connections.get("/health"), HEALTH_INTERVAL_S)
         connections.close()
         return samples, time.perf_counter() - start, health
 
     async def _open(
-        self, bodies: Sequence[bytes], rate: float, rng: random.Random
+        self, requests: Sequence[bytes], rate: float, rng: random.Random
     ) -> tuple[list[Sample], float, list[float]]:
         connections = Connections(self.server.url)
         start = time.perf_counter()
-        work = open_loop(connections, bodies, rate, self.options.seconds, rng)
+        work = open_loop(connections, requests, rate, self.options.seconds, rng)
         samples, health = await beside(work, lambda: connections.get("/health"), HEALTH_INTERVAL_S)
         connections.close()
         return samples, time.perf_counter() - start, health
 
-    def _run_offline(self, items: Sequence[Item], samples: Sequence[Sample]) -> None:
+    def _run_offline(self, asked: Sequence[Item], samples: Sequence[Sample]) -> None:
         """The items that the closed loop had answered, and a check that both have the same vectors."""
-        samples = sorted(samples, key=lambda sample: sample.index)
-        asked = [items[sample.index] for sample in samples]
         wall, cpu = time.perf_counter(), time.process_time()
         vectors = self.offline.embed(asked)
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-        off = float(np.abs(vectors - np.stack([_vector(sample.body) for sample in samples])).max())
+        off = float(np.abs(vectors - np.concatenate([_vectors(sample.body) for sample in samples])).max())
         assert off < 1e-5, f"the service's vectors differ by {off} from those of the packed forward"
         cost = f"{cpu / len(asked) * 1e3:.2f}"
         self.rows.append(
@@ -161,7 +162,7 @@ class Bench:
 def _row(
     name: str,
     loop: str,
-    items: Sequence[Item],
+    asked: Sequence[Item],
     samples: Sequence[Sample],
     elapsed: float,
     health: Sequence[float],
@@ -170,12 +171,12 @@ def _row(
     statuses = Counter(sample.status for sample in samples)
     assert set(statuses) == {200}, f"{name}, {loop}: {statuses}"
     p50, p99 = np.percentile([sample.seconds * 1e3 for sample in samples], [50, 99])
-    num_pictures = sum(items[sample.index].picture is not None for sample in samples)
+    num_pictures = sum(item.picture is not None for item in asked)
     counters = usage.counters
     local, stored = counters["hits_local"] + counters["hits_joined"], counters["hits_store"]
     return [
-        *(name, loop, str(len(samples)), f"{len(samples) / elapsed:.0f}", f"{p50:.0f}", f"{p99:.0f}"),
-        f"{usage.cpu_ms() / len(samples):.2f}",
+        *(name, loop, str(len(asked)), f"{len(asked) / elapsed:.0f}", f"{p50:.0f}", f"{p99:.0f}"),
+        f"{usage.cpu_ms() / len(asked):.2f}",
         *(
             f"{part / num_pictures:.2f}" if num_pictures else ""
             for part in (counters["encodes"], local, stored)
@@ -185,9 +186,16 @@ def _row(
     ]
 
 
-def _vector(body: bytes) -> npt.NDArray[np.float32]:
-    (entry,) = json.loads(body)["data"]
-    return np.frombuffer(base64.b64decode(entry["embedding"]), "<f4")
+def _asked(items: Sequence[Item], samples: Sequence[Sample], per_request: int) -> list[Item]:
+    """The items of the requests that were sent, in the samples' order."""
+    starts = [sample.index * per_request for sample in samples]
+    return [item for start in starts for item in items[start : start + per_request]]
+
+
+def _vectors(body: bytes) -> npt.NDArray[np.float32]:
+    """`[num_items, dimensions]`"""
+    data = json.loads(body)["data"]
+    return np.stack([np.frombuffer(base64.b64decode(entry["embedding"]), "<f4") for entry in data])
 
 
 def _kind(pid: int) -> str:
@@ -211,6 +219,9 @@ def main() -> None:
         "--rate-share", type=float, default=0.7, help="of the closed loop's rate, in the open one"
     )
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument(
+        "--per-request", type=int, default=16, help="items of a request, in one more round of the last"
+    )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
 
@@ -224,8 +235,9 @@ def main() -> None:
     assert Settings().cpu_threads == THREADS
     with Server(start_timeout_s=300) as server:
         bench = Bench(server, Offline("demo"), options)
-        for name in options.workloads:
-            bench.run(name)
+        for workload in options.workloads:
+            bench.run(workload, 1)
+        bench.run(options.workloads[-1], options.per_request)
     costs = table(("CPU ms/item", *PROCESSES, "Ray, Mooncake", "all", "offline"), bench.costs)
     text = f"{about}, {load_average()} at the end\n\n{table(HEADER, bench.rows)}\n\n{costs}\n"
     print(text)

@@ -92,9 +92,9 @@ class EmbeddingCache:
                 max_queued_puts=max_queued_puts,
                 make_runner=make_runner,
             )
+        self._stream: torch.cuda.Stream | None = None
         self._copying: set[Job[Any]] = set()
         self._releasing: set[Handle] = set()
-        self._timeout_s = timeout_s
         self._inline_copy_bytes = inline_copy_bytes
         self._is_closed = False
 
@@ -134,7 +134,15 @@ class EmbeddingCache:
         self._check_rows(ticket.wanted, rows)
         entry = self._board.take(ticket)
         plan = device_to_host_plan(entry.runs, self.pool.page_tokens, entry.wanted.num_tokens)
-        copy = partial(transfer_ranges, rows, self.pool.rows, plan.src_starts, plan.dst_starts, plan.lengths)
+        copy = partial(
+            transfer_ranges,
+            rows,
+            self.pool.rows,
+            plan.src_starts,
+            plan.dst_starts,
+            plan.lengths,
+            self._side_stream(rows),
+        )
         job: Job[Any] | None = None
         try:
             if rows.is_cuda or rows.nbytes <= self._inline_copy_bytes:
@@ -206,10 +214,10 @@ class EmbeddingCache:
         for ticket in tickets:
             self._board.abandon(ticket)
 
-    async def close(self) -> None:
-        """Ends every wait with CacheClosed, then waits, as long as the deadline, for calls and copies.
+    async def close(self, *, timeout_s: float = 5.0) -> None:
+        """Ends every wait with CacheClosed, then waits, at most so long, for calls and copies that run.
 
-        The store is closed unless a call of it hangs. Handles stay good until they are released.
+        The store is closed unless a call of it still runs. Handles stay good until they are released.
         """
         if self._is_closed:
             return
@@ -218,14 +226,14 @@ class EmbeddingCache:
         self._queue.fail_all(error)
         self._board.close(error)
         if self._copying:
-            await asyncio.wait([job.future for job in self._copying], timeout=self._timeout_s)
+            await asyncio.wait([job.future for job in self._copying], timeout=timeout_s)
         self._copies.close()
         if self._io is None or self._store is None:
             return
-        if await self._io.close():
+        if await self._io.close(timeout_s):
             await asyncio.to_thread(self._store.close)
         else:
-            logger.error("the store is left open: %d of its calls hang", self._io.num_hung)
+            logger.error("the store is left open: calls of it still run after %s s", timeout_s)
 
     def stats(self) -> dict[str, int]:
         """Counters and levels; see `epd.cache.stats`."""
@@ -315,6 +323,17 @@ class EmbeddingCache:
         for handle in taken.acquired.handles.values():
             self._table.unpin(handle)
         self.abandon(taken.acquired.tickets.values())
+
+    def _side_stream(self, rows: torch.Tensor) -> torch.cuda.Stream | None:
+        """A stream beside the device's compute, behind what made `rows`: the legacy default stream has no
+        batched copy.
+        """
+        if not rows.is_cuda:
+            return None
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(rows.device)  # type: ignore[no-untyped-call]
+        self._stream.wait_stream(torch.cuda.current_stream(rows.device))
+        return self._stream
 
     def _submit_copy(self, call: Any) -> Job[Any]:
         job = self._copies.submit(call)

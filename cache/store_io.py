@@ -103,12 +103,12 @@ class StoreIO:
             await asyncio.wait(verdicts)
         return set().union(*(verdict.result() for verdict in verdicts)).intersection(entries)
 
-    async def close(self) -> bool:
-        """Waits for what runs, as long as the deadline; True when every call has ended."""
+    async def close(self, timeout_s: float) -> bool:
+        """Waits for what runs, at most so long; True when every call has ended."""
         self._gets.close()
         self._puts.close()
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=self._timeout_s)
+            await asyncio.wait(self._tasks, timeout=timeout_s)
         return not self._tasks
 
     def _start_put(self, entries: Sequence[Entry]) -> None:

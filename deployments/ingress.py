@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from epd.deployments.clients import RayEmbedderClient, RayEncoderClient, call
 from epd.deployments.directory import StoreDirectory
 from epd.deployments.errors import EPDError, StageUnavailable
 from epd.deployments.fetch import UrlFetcher
-from epd.deployments.items import Item, parse_input
+from epd.deployments.items import parse_input
 from epd.deployments.loop_lag import LoopLag
 from epd.deployments.metrics import Exporter, StageMetrics
 from epd.deployments.preparation import ItemPreparer, TokenRules
@@ -46,7 +45,6 @@ class Ingress:
     ) -> None:
         self.settings = settings
         self.gate = Gate(settings.auth, os.environ)
-        self._fetcher = UrlFetcher(settings.fetch)
         self._stages = {"embedder": embedder, "encoder": encoder, "store": store}
         model = open_model(settings.model)
         metrics = StageMetrics()
@@ -66,6 +64,7 @@ class Ingress:
             request_timeout_s=settings.limits.request_timeout_s,
             directory=self._directory,
             timings=Timings(metrics.observe_step),
+            fetch_urls=UrlFetcher(settings.fetch).fetch if settings.fetch.enabled else None,
         )
         self._model_info = {
             "name": settings.model.served_name,
@@ -94,11 +93,11 @@ class Ingress:
             instruction=instruction,
             allow_urls=self.settings.fetch.enabled,
         )
-        return (await self._embed(parsed, dimensions, cache_salt)).vectors
+        return (await self._service.embed(parsed, dimensions, cache_salt)).vectors
 
     async def embed_request(self, request: EmbeddingRequest) -> Embedded:
         """The HTTP API: see `epd.deployments.http`."""
-        return await self._embed(request.items, request.dimensions, request.cache_salt)
+        return await self._service.embed(request.items, request.dimensions, request.cache_salt)
 
     async def health(self) -> dict[str, Any]:
         """Raises StageUnavailable unless every stage can serve; says when one does without its store."""
@@ -128,11 +127,6 @@ class Ingress:
     def __del__(self) -> None:
         if (directory := getattr(self, "_directory", None)) is not None:
             directory.close()
-
-    async def _embed(self, items: Sequence[Item], dimensions: int | None, salt: str | None) -> Embedded:
-        if self.settings.fetch.enabled:
-            items = await self._fetcher.fetch(items)
-        return await self._service.embed(items, dimensions, salt)
 
     async def _stage_stats(self, name: str) -> list[dict[str, Any]]:
         handle = self._stages[name]

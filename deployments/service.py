@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -35,6 +35,9 @@ class EmbedderClient(Protocol):
     ) -> EmbedReply: ...
 
 
+FetchUrls = Callable[[Sequence[Item]], Awaitable[Sequence[Item]]]
+
+
 class Directory(Protocol):
     """What is known of the store's content: see `epd.deployments.directory`."""
 
@@ -61,7 +64,7 @@ class EmbeddingService:
     """Prepares a request, has encoded what is surely not stored, and asks the embedder.
 
     What the embedder lacks all the same is encoded, and it is asked again.
-    directory: None asks the embedder first, always.
+    directory: None asks the embedder first, always. fetch_urls: replaces URLs of pictures by what is there.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class EmbeddingService:
         request_timeout_s: float,
         directory: Directory | None = None,
         timings: Timings | None = None,
+        fetch_urls: FetchUrls | None = None,
     ) -> None:
         self._preparer = preparer
         self._encoder = encoder
@@ -81,6 +85,7 @@ class EmbeddingService:
         self._hidden_size = hidden_size
         self._request_timeout_s = request_timeout_s
         self._directory = directory
+        self._fetch_urls = fetch_urls
         self._timings = timings or Timings()
 
     async def embed(
@@ -96,14 +101,18 @@ class EmbeddingService:
             try:
                 async with asyncio.timeout(self._request_timeout_s):
                     with self._timings.step("total"):
+                        if self._fetch_urls is not None:
+                            items = await self._fetch_urls(items)
                         with self._timings.step("prepare"):
                             request = await asyncio.to_thread(self._preparer.prepare, items, salt)
-                        vectors = await self._run(request, dimensions)
+                        vectors = await self._run(request, dimensions, [item.param for item in items])
             except TimeoutError:
                 raise DeadlineExceeded(f"not answered within {self._request_timeout_s} s") from None
         return Embedded(vectors, request.num_tokens, timings)
 
-    async def _run(self, request: PreparedRequest, dimensions: int | None) -> npt.NDArray[np.float32]:
+    async def _run(
+        self, request: PreparedRequest, dimensions: int | None, params: Sequence[str]
+    ) -> npt.NDArray[np.float32]:
         width = dimensions or self._hidden_size
         vectors = np.empty((len(request.sequences), width), np.float32)
         pending = list(range(len(request.sequences)))
@@ -115,7 +124,7 @@ class EmbeddingService:
             reply = await self._embedder.embed([request.sequences[i] for i in pending], rows, dimensions)
             merge(reply.timings, "embedder.")
             for index, message in reply.failed.items():
-                raise RequestError(message, f"input[{pending[index]}]")
+                raise RequestError(message, params[pending[index]])
             vectors[[pending[i] for i in reply.done]] = reply.vectors
             pending = [index for i, index in enumerate(pending) if i not in set(reply.done)]
             if not pending:

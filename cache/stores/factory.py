@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 from epd.cache.breaker import CircuitBreaker
 from epd.cache.stores.base import Store
 
@@ -24,21 +26,24 @@ def make_store(
     devices. timeout_s, max_failures, probe_s: see CircuitBreaker; Mooncake is behind one, so that shared
     memory serves on while it is down. Raises StoreUnavailable, and ValueError for memory that is not there.
     """
-    near: Store | None = None
     far: Store | None = None
-    if shared_memory_name is not None:
-        from epd.cache.stores.shared_memory import SharedMemoryStore
+    with ExitStack() as undo:
+        near: Store | None = None
+        if shared_memory_name is not None:
+            from epd.cache.stores.shared_memory import SharedMemoryStore
 
-        near = SharedMemoryStore(shared_memory_name, shared_memory_bytes)
-    if mooncake_master is not None:
-        from epd.cache.stores.guarded import GuardedStore
-        from epd.cache.stores.mooncake import MooncakeStore
+            near = SharedMemoryStore(shared_memory_name, shared_memory_bytes)
+            undo.callback(near.close)
+        if mooncake_master is not None:
+            from epd.cache.stores.guarded import GuardedStore
+            from epd.cache.stores.mooncake import MooncakeStore
 
-        breaker = CircuitBreaker(max_failures=max_failures, timeout_s=timeout_s, probe_s=probe_s)
-        mooncake = MooncakeStore(
-            mooncake_master, host=host, protocol=protocol, device=device, timeout_s=timeout_s
-        )
-        far = GuardedStore(mooncake, breaker)
+            breaker = CircuitBreaker(max_failures=max_failures, timeout_s=timeout_s, probe_s=probe_s)
+            mooncake = MooncakeStore(
+                mooncake_master, host=host, protocol=protocol, device=device, timeout_s=timeout_s
+            )
+            far = GuardedStore(mooncake, breaker)
+        undo.pop_all()
     if near is None or far is None:
         return near or far
     from epd.cache.stores.tiered import TieredStore

@@ -21,7 +21,7 @@ from epd.cache.stores.factory import make_store
 from epd.cache.stores.mooncake import MooncakeStore
 from epd.cache.stores.mooncake_server import MooncakeServer
 from epd.cache.types import RowLayout, Wanted
-from tests.cache.tools import FakeEncoder, make_cache, rows_of, wanted
+from tests.cache.tools import FakeEncoder, make_cache, rows_of, soak, wanted
 
 pytestmark = pytest.mark.cluster
 
@@ -266,6 +266,14 @@ async def test_a_writer_that_dies_mid_put_blocks_its_key_for_a_while_only(server
     assert await is_stored(server, item)
     cache.release([handle])
     await cache.close()
+
+
+@pytest.mark.long
+async def test_very_many_entries_leave_memory_flat(server: MooncakeServer) -> None:
+    """20,000 distinct small entries through a small pool and the store."""
+    store = make_store(mooncake_master=server.address)
+    assert store is not None
+    await soak(store, 20_000, most_growth=4 << 20)
 
 
 SERVER = """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import random
 import time
 from pathlib import Path
@@ -13,49 +12,20 @@ import torch
 
 from epd.cache.controller import EmbeddingCache
 from epd.cache.pool import PagePool
-from epd.cache.stores.base import Store
 from epd.cache.stores.shared_memory import SharedMemoryStore
 from tests.cache.fakes import FakeStore
-from tests.cache.tools import LAYOUT, FakeEncoder, loaded, make_cache, rows_of, wanted
-
-
-def resident_bytes() -> int:
-    """Memory of this process that is in use."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * 4096
-
-
-async def use(cache: EmbeddingCache, encoder: FakeEncoder, *numbers: int) -> None:
-    held = await encoder.hold(cache, *map(wanted, numbers))
-    cache.release(held.values())
-
-
-async def run_through(store: Store, count: int, most_growth: int) -> None:
-    """`count` distinct entries through a small pool; memory after the second half is as after the first."""
-    cache, encoder = make_cache(store, num_pages=64), FakeEncoder()
-    levels = []
-    for half in range(2):
-        for number in range(half * count // 2, (half + 1) * count // 2, 4):
-            await use(cache, encoder, *range(number, number + 4))
-        gc.collect()
-        levels.append(resident_bytes())
-    assert encoder.num_encoded == count
-    assert levels[1] - levels[0] < most_growth
-    cache.check_integrity()
-    assert cache.stats()["evictions"] >= count - 32
-    assert cache.stats()["pins"] == 0
-    await cache.close()
+from tests.cache.tools import LAYOUT, FakeEncoder, loaded, rows_of, soak, wanted
 
 
 async def test_many_entries_leave_memory_flat(tmp_path: Path) -> None:
     """The short form: 2,000 entries through pool and files."""
-    await run_through(SharedMemoryStore("a", 1 << 20, parent=tmp_path), 2_000, most_growth=2 << 20)
+    await soak(SharedMemoryStore("a", 1 << 20, parent=tmp_path), 2_000, most_growth=2 << 20)
 
 
 @pytest.mark.long
 async def test_very_many_entries_leave_memory_flat(tmp_path: Path) -> None:
     """20,000 distinct small entries through pool and files."""
-    await run_through(SharedMemoryStore("a", 1 << 20, parent=tmp_path), 20_000, most_growth=1 << 20)
+    await soak(SharedMemoryStore("a", 1 << 20, parent=tmp_path), 20_000, most_growth=1 << 20)
 
 
 class FakeErraticStore(FakeStore):
@@ -73,7 +43,7 @@ class FakeErraticStore(FakeStore):
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_late_calls_never_write_into_others_rows(seed: int) -> None:
-    """Under cancellations and a store that answers after its deadline, every request that ends has its own rows."""
+    """Under cancellations, and a store that answers after its deadline, who gets rows gets its own."""
     store, encoder = FakeErraticStore(seed), FakeEncoder()
     pool = PagePool(LAYOUT, 2, 24, pin=False)
     cache = EmbeddingCache(pool, store, timeout_s=0.01, inline_copy_bytes=0)

@@ -245,11 +245,11 @@ async def test_close_with_a_hung_get_ends_in_time_and_leaves_the_store_open() ->
     """Its waiters get CacheClosed; a store whose call still runs is not closed under it."""
     store = FakeSlowStore()
     store.get_gate.clear()
-    cache = make_cache(store, timeout_s=0.02)
+    cache = make_cache(store, timeout_s=0.01)
     waiting = asyncio.create_task(cache.acquire([wanted(1)], claim=True, ask_store=True))
     await asyncio.sleep(0)
     await until(store.got)
-    await cache.close()
+    await cache.close(timeout_s=0.05)
     with pytest.raises(CacheClosed):
         await waiting
     assert not store.is_closed

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -66,3 +68,27 @@ def loaded(cache: EmbeddingCache, handles: list[Handle]) -> torch.Tensor:
     dst = torch.zeros(total, cache.pool.layout.row_dim, dtype=cache.pool.layout.dtype)
     cache.load(handles, dst, starts).wait()
     return dst
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is in use."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096
+
+
+async def soak(store: Store, count: int, most_growth: int) -> None:
+    """`count` distinct entries through a small pool; memory after the second half is as after the first."""
+    cache, encoder = make_cache(store, num_pages=64), FakeEncoder()
+    levels = []
+    for half in range(2):
+        for number in range(half * count // 2, (half + 1) * count // 2, 4):
+            items = map(wanted, range(number, number + 4))
+            cache.release((await encoder.hold(cache, *items)).values())
+        gc.collect()
+        levels.append(resident_bytes())
+    assert encoder.num_encoded == count
+    assert levels[1] - levels[0] < most_growth
+    cache.check_integrity()
+    assert cache.stats()["evictions"] >= count - 32
+    assert cache.stats()["pins"] == 0
+    await cache.close()

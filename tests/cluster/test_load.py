@@ -202,8 +202,8 @@ def test_a_flood_is_turned_away_and_leaves_no_trace(demo_folder: Path, truth: Tr
 
     The others are answered; Ctrl-C then lets what is in flight end.
     """
-    limits = {"max_tokens_per_item": 2048, "max_tokens_per_request": 2048}
-    stage = {"max_batch_items": 1, "max_queued_tokens": 2048}
+    limits = {"max_tokens_per_item": 4096, "max_tokens_per_request": 4096}
+    stage = {"max_batch_items": 1, "max_queued_tokens": 16384}
     requests = [[(f"{LONG_TEXT} {i}",)] for i in range(64)]
     calm = [("a calm request", pictures(1, seed=27)[0])]
     with Server(
@@ -233,8 +233,7 @@ def test_a_flood_is_turned_away_and_leaves_no_trace(demo_folder: Path, truth: Tr
 
 async def interrupted(server: Server, truth: Truth) -> None:
     """Ctrl-C while requests for new pictures, which need both stages, are in flight: all are answered."""
-    text = LONG_TEXT[: len(LONG_TEXT) // 4]
-    requests = [[(picture, text)] for picture in pictures(4, seed=28)]
+    requests = [[(picture, 2 * LONG_TEXT)] for picture in pictures(4, seed=28)]
     async with connect(server) as client:
         tasks = [asyncio.create_task(ask(client, items)) for items in requests]
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
