@@ -18,5 +18,5 @@ setup(
         )
     ]
     if source.exists()
-    else []
+    else [],
 )

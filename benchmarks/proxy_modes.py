@@ -49,8 +49,8 @@ SHORT_DRAIN = {"RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "5"}
 CHECKED = {
     BASELINE: NICE_0,
     "proxy, one loop": NICE_0 | ONE_LOOP,
-    "HAProxy, one loop": NICE_0 | HAPROXY | ONE_LOOP,
-    "the same, drain 5 s": NICE_0 | HAPROXY | ONE_LOOP | SHORT_DRAIN,
+    "HAProxy": NICE_0 | HAPROXY,
+    "HAProxy, one loop, drain 5 s": NICE_0 | HAPROXY | ONE_LOOP | SHORT_DRAIN,
 }
 
 

@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from statistics import median, quantiles
 from typing import Any
@@ -33,13 +33,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--checks", action="store_true")
     checks = parser.parse_args().checks
-    with serve_application(limited=checks) as (port, replica_port):
+    with serve_application() as (port, replica_port):
         result = asyncio.run(check(port) if checks else measure(port, replica_port))
     print(RESULT + json.dumps(result))
 
 
 @contextmanager
-def serve_application(limited: bool) -> Iterator[tuple[int, int | None]]:
+def serve_application() -> Iterator[tuple[int, int | None]]:
     """The application in a Ray of its own: the port of its proxy, and of its replica if that has one."""
     folder = tempfile.mkdtemp(prefix="epd-")
     port, replica_port, fallback_port, metrics_port, stats_port = free_ports(5)
@@ -66,7 +66,7 @@ def serve_application(limited: bool) -> Iterator[tuple[int, int | None]]:
     try:
         ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
         serve.start(http_options={"host": "127.0.0.1", "port": port, "request_timeout_s": 30})
-        serve.run(make_application(limited), name="benchmark")
+        serve.run(make_application(limited=False), name="benchmark")
         yield port, replica_port if has_haproxy else None
     finally:
         ray.shutdown()
@@ -184,47 +184,69 @@ async def _rates(port: int) -> dict[str, float]:
 
 async def _call_for(port: int, path: str, seconds: float) -> list[float]:
     """Seconds of each request, made one after the other on one connection."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    client = Client(port)
     times = []
     end = time.perf_counter() + seconds
     while (start := time.perf_counter()) < end:
-        status, _, _ = await exchange(reader, writer, path)
+        status, _, _ = await client.get(path)
         assert status == 200, status
         times.append(time.perf_counter() - start)
-    writer.close()
+    client.close()
     return times
 
 
 async def request(port: int, path: str) -> tuple[int, dict[str, str], bytes]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    answer = await exchange(reader, writer, path)
-    writer.close()
+    client = Client(port)
+    answer = await client.get(path)
+    client.close()
     return answer
 
 
-async def exchange(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: str
-) -> tuple[int, dict[str, str], bytes]:
-    """One HTTP/1.1 request, and its answer's status, headers and body; no body if that comes in chunks."""
-    writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
-    head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
-    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:])}
-    return int(head[0].split()[1]), headers, await reader.readexactly(int(headers.get("content-length", 0)))
+class Client:
+    """The least of an HTTP/1.1 client: one connection, made anew when the server says that it closes it."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._connection: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def get(self, path: str) -> tuple[int, dict[str, str], bytes]:
+        """The answer's status, headers and body; no body if that comes in chunks."""
+        reader = await self.send(path)
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+        lines = (line.partition(":") for line in head[1:])
+        headers = {name.lower(): value.strip() for name, _, value in lines}
+        body = await reader.readexactly(int(headers.get("content-length", 0)))
+        if headers.get("connection") == "close":
+            self.close()
+        return int(head[0].split()[1]), headers, body
+
+    async def send(self, path: str) -> asyncio.StreamReader:
+        """Asks, and leaves the answer to be read."""
+        if self._connection is None:
+            self._connection = await asyncio.open_connection("127.0.0.1", self._port)
+        reader, writer = self._connection
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        return reader
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection[1].close()
+            self._connection = None
 
 
 async def check(port: int) -> dict[str, str]:
     """What the mode does when a client leaves, when requests are refused, and when it is taken down."""
     from ray import serve
 
-    found = {}
+    found = {"redeploying under load": await _outcomes_while(port, _redeploy)}
     for path in ("/overloaded", "/unavailable"):
         status, headers, _ = await request(port, path)
         found[path[1:]] = f"{status}, Retry-After {headers.get('retry-after')}"
-    _, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(b"GET /slow?name=left&seconds=20 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    leaver = Client(port)
+    await leaver.send("/slow?name=left&seconds=20")
     await _seen(port, "left started")
     left = time.time()
-    writer.close()
+    leaver.close()
     found["client leaves: 2nd hop cancelled"] = f"after {await _seen(port, 'left cancelled') - left:.2f} s"
     crowd = [request(port, f"/slow?name=crowd-{i}&seconds=2") for i in range(2 * (MAX_ONGOING + MAX_QUEUED))]
     answers = Counter(
@@ -239,6 +261,36 @@ async def check(port: int) -> dict[str, str]:
     found["deleting the application"] = f"{time.time() - start:.0f} s"
     found["request in flight meanwhile"] = str((await in_flight)[0])
     return found
+
+
+def _redeploy() -> None:
+    from ray import serve
+
+    serve.run(make_application(limited=True), name="benchmark")
+
+
+async def _outcomes_while(port: int, change: Callable[[], None]) -> str:
+    """What became of the requests of a few clients while something changes, and a second more."""
+    outcomes: Counter[str] = Counter()
+    over = asyncio.Event()
+
+    async def keep_asking() -> None:
+        client = Client(port)
+        while not over.is_set():
+            try:
+                status, _, _ = await client.get("/hop")
+                outcomes[str(status)] += 1
+            except (ConnectionError, asyncio.IncompleteReadError):
+                outcomes["no answer"] += 1
+                client.close()
+        client.close()
+
+    clients = [asyncio.create_task(keep_asking()) for _ in range(MAX_ONGOING // 2)]
+    await asyncio.to_thread(change)
+    await asyncio.sleep(1)
+    over.set()
+    await asyncio.gather(*clients)
+    return ", ".join(f"{num} x {outcome}" for outcome, num in sorted(outcomes.items()))
 
 
 async def _seen(port: int, event: str) -> float:

@@ -71,6 +71,11 @@ class StoreSettings(_Frozen):
         description="address of a replica's host, for others; auto: the address of its own Ray node, "
         "which in Kubernetes is the pod's",
     )
+    host_bytes: int = Field(
+        0,
+        ge=0,
+        description="memory (/dev/shm) that the replicas of a host, or pod, share in front of Mooncake",
+    )
     start_timeout_s: float = Field(60.0, gt=0, description="longest a replica waits for the master at start")
 
     @property

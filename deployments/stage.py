@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
 from dataclasses import dataclass
@@ -76,7 +77,7 @@ def open_store(settings: StoreSettings) -> Store:
     """A client of the store, behind its circuit breaker.
 
     Waits for the master for `start_timeout_s`: replicas and a managed master start side by side. Raises
-    StoreUnavailable when it has not come by then.
+    StoreUnavailable when it has not come by then, and ValueError when /dev/shm has no room for `host_bytes`.
     """
     deadline = time.monotonic() + settings.start_timeout_s
     while True:
@@ -86,6 +87,8 @@ def open_store(settings: StoreSettings) -> Store:
                 host=_client_host(settings),
                 protocol=settings.protocol,
                 device=settings.device,
+                shared_memory_name=_host_name(settings) if settings.host_bytes else None,
+                shared_memory_bytes=settings.host_bytes,
                 timeout_s=settings.timeout_s,
             )
             break
@@ -96,6 +99,11 @@ def open_store(settings: StoreSettings) -> Store:
             time.sleep(0.5)
     assert store is not None, "a master was named"
     return store
+
+
+def _host_name(settings: StoreSettings) -> str:
+    """Of the shared memory: replicas with one master share it, also those of two applications."""
+    return f"rows-{hashlib.blake2b(settings.address.encode(), digest_size=8).hexdigest()}"
 
 
 def _client_host(settings: StoreSettings) -> str:

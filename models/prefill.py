@@ -36,7 +36,8 @@ def build_runner(
 ) -> PrefillRunner:
     """A runner with the pool that `settings` ask for. `environ` is read here, once, for EPD_SKIP_KV.
 
-    config: the model's parsed config.json. backend: None takes the best for each batch. Raises KVSettingsError when they do not go together.
+    config: the model's parsed config.json. backend: None takes the best for each batch. Raises
+    KVSettingsError when they do not go together.
     """
     settings = check_kv(settings, config, environ)
     if not model.causal and (settings.prefill_chunk_tokens or settings.prefix_cache):

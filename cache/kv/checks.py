@@ -69,7 +69,8 @@ def _never(settings: KVSettings) -> Iterator[str]:
         yield _dtype_refusal(settings.kv_cache_dtype)
     if settings.max_total_tokens % settings.page_size:
         yield (
-            f"max_total_tokens={settings.max_total_tokens} is not a multiple of page_size={settings.page_size}"
+            f"max_total_tokens={settings.max_total_tokens} is not a multiple of "
+            f"page_size={settings.page_size}"
         )
 
 

@@ -101,12 +101,13 @@ class SupervisedProcess:
         self._stopping.set()
         with self._lock:
             child = self._child
-        if child is not None:
-            child.terminate()
-            killer = Timer(_STOP_TIMEOUT_S, child.kill)
-            killer.start()
-            self._thread.join()
-            killer.cancel()
+        if child is None:
+            return
+        child.terminate()
+        killer = Timer(_STOP_TIMEOUT_S, child.kill)
+        killer.start()
+        self._thread.join()
+        killer.cancel()
 
     def _supervise(self) -> None:
         delay = _FIRST_DELAY_S

@@ -34,6 +34,9 @@ class TieredStore:
 
     def get_into(self, keys: Sequence[str], buffers: Sequence[Buffers]) -> list[GetResult]:
         results = self._host.get_into(keys, buffers)
+        damaged = [key for key, result in zip(keys, results, strict=True) if result is GetResult.WRONG_SIZE]
+        if damaged:
+            self._host.remove(damaged)  # else what comes from afar could not take its place
         absent = [i for i, result in enumerate(results) if not result.is_hit]
         if not absent:
             return results

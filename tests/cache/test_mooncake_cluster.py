@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import torch
@@ -311,9 +312,11 @@ def is_alive(pid: int) -> bool:
 
 
 def test_a_server_stops_and_says_what_is_down() -> None:
-    """check raises once a process is gone for good; stop may be called twice."""
+    """It outlives the thread that started it; check raises once a process is gone; stop may be called twice."""
     server = MooncakeServer(segment_bytes=16 << 20)
-    server.start()
+    starter = Thread(target=server.start)
+    starter.start()
+    starter.join()
     server.check()
     pids = [server.master.pid, server.owner.pid]
     server.stop()

@@ -55,6 +55,15 @@ def test_each_key_is_read_from_the_nearest_store_that_has_it() -> None:
     assert store.exists(["a", "b", "c"]) == [True, True, False]
 
 
+def test_a_host_object_of_another_size_gives_way_to_the_far_one() -> None:
+    """It is removed, and the far store's object takes its place."""
+    host, far, store = make_tiers()
+    pool = PagePool(LAYOUT, 2, 4, pin=False)
+    host.objects["a"], far.objects["a"] = bytes(63), bytes(64)
+    assert store.get_into(["a"], [pool.row_buffers((PageRun(0, 1),), 2)]) == [GetResult.STORE]
+    assert host.objects == far.objects
+
+
 def test_writes_go_to_both_and_the_far_store_decides() -> None:
     """A put that only the host took is no promise to readers elsewhere."""
     host, far, store = make_tiers()

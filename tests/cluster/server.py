@@ -87,6 +87,7 @@ class Server:
     def __enter__(self) -> Self:
         env = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
         env |= {_MARK: self._mark, "RAY_TMPDIR": str(self._folder), "RAY_worker_niceness": "0"}
+        env["RAY_raylet_start_wait_time_s"] = "120"  # a busy machine is slow, not broken
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 [*self._program, str(self.config)],

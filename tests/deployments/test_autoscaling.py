@@ -34,7 +34,7 @@ def test_replicas_follow_the_tokens_that_wait(
 ) -> None:
     """One replica for each `target_tokens`; with nobody to report, requests call for one."""
     context = FakeContext(requests, {WAITING_TOKENS: waiting} if waiting else {})
-    assert TokenBacklogPolicy(100)(context) == (replicas, {})  # type: ignore[arg-type]
+    assert TokenBacklogPolicy(100)(context) == (replicas, {})
 
 
 def test_a_target_of_nothing_is_refused() -> None:

@@ -42,8 +42,14 @@ class FakeDevice:
 
 
 def make(device: FakeDevice, **limits: int) -> TokenBatcher[int, Sequence[int], int]:
-    defaults = {"max_tokens": 10, "max_items": 4, "max_queued_tokens": 100}
-    return TokenBatcher(device.prepare, device.run, **{**defaults, **limits}, step="prefill")
+    return TokenBatcher(
+        device.prepare,
+        device.run,
+        max_tokens=10,
+        max_items=limits.get("max_items", 4),
+        max_queued_tokens=limits.get("max_queued_tokens", 100),
+        step="prefill",
+    )
 
 
 async def submit_behind_a_running_batch(

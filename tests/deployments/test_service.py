@@ -32,7 +32,7 @@ class FakePreparer:
         params: dict[str, str] = {}
         sequences = []
         for item in items:
-            refs = []
+            refs: list[MediaRef] = []
             for part in item.parts:
                 if isinstance(part, ImagePart):
                     key = part.data.decode()

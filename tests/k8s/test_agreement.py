@@ -198,7 +198,7 @@ def test_memory_fits(overlay: str) -> None:
     pools = {"head": 0, "encoder": settings.encoder.pool_bytes, "embedder": settings.embedder.pool_bytes}
     for name, pool_bytes in pools.items():
         shared = quantity(pods(overlay)[name].volume("shared-mem")["emptyDir"]["sizeLimit"])
-        assert int(params[name]["object-store-memory"]) < shared
+        assert int(params[name]["object-store-memory"]) + settings.store.host_bytes < shared
         assert shared + pool_bytes < quantity(pods(overlay)[name].main["resources"]["limits"]["memory"])
     segment = pods(overlay)["store-segment"]
     limit = quantity(segment.main["resources"]["limits"]["memory"])
@@ -261,8 +261,10 @@ def test_a_pod_lives_longer_than_the_drain(overlay: str) -> None:
     """Requests end before replicas must, replicas before the drain, and the drain before the pod."""
     settings = Settings.model_validate(arguments(overlay))
     (application,) = ServeDeploySchema.model_validate(serve_config(overlay)).applications
+    http_timeout_s = serve_config(overlay)["http_options"]["request_timeout_s"]
+    assert http_timeout_s > settings.limits.request_timeout_s
     for deployment in application.deployments:
-        assert deployment.graceful_shutdown_timeout_s > settings.limits.request_timeout_s
+        assert deployment.graceful_shutdown_timeout_s > http_timeout_s
         one = pods(overlay)[GROUP_OF[deployment.name]]
         program, seconds = one.main["lifecycle"]["preStop"]["exec"]["command"]
         assert (ROOT / "scripts" / program.removeprefix("epd-")).exists()
