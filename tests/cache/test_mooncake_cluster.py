@@ -312,7 +312,7 @@ def is_alive(pid: int) -> bool:
 
 
 def test_a_server_stops_and_says_what_is_down() -> None:
-    """It outlives the thread that started it; check raises once a process is gone; stop may be called twice."""
+    """It outlives the thread that started it; check raises once it is gone; stop may be called twice."""
     server = MooncakeServer(segment_bytes=16 << 20)
     starter = Thread(target=server.start)
     starter.start()

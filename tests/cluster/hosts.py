@@ -98,6 +98,10 @@ class Process:
                 command, cwd="/", env=dict(env), stdin=subprocess.DEVNULL, stdout=output, stderr=output
             )
 
+    def wait(self, timeout_s: float) -> int:
+        """Its exit status."""
+        return self._process.wait(timeout_s)
+
     def kill(self) -> None:
         self._process.kill()
         self._process.wait(30)

@@ -13,6 +13,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -344,8 +345,10 @@ async def test_a_saturated_owner_hands_on_to_the_next(cluster: Path) -> None:
     await stage.settle(NUM_REPLICAS)
     first, *_ = stage.live()
     keys = [key for key in map("gated-{}".format, range(1000)) if rank(key, stage.live())[0] == first]
-    calls = [asyncio.create_task(stage.client.encode(media(key))) for key in keys[:24]]
-    await until(lambda: _all_encoding(stage, keys[:24]), "all calls at a replica")
+    calls = []
+    for key in keys[:24]:  # one after the other: a router learns of a load when a replica answers a call
+        calls.append(asyncio.create_task(stage.client.encode(media(key))))
+        await until(partial(_all_encoding, stage, [key]), f"{key} at a replica")
     loads = {name: len(one["calls"]) for name, one in (await stage.stats()).items()}
     # The bound at the end is 13 calls (1.5 times the mean). What a router knows of loads is a little late.
     assert 4 <= loads[first] <= 16
