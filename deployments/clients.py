@@ -129,7 +129,11 @@ def _merge(replies: Sequence[EncodeReply | BaseException]) -> EncodeReply:
     for reply in replies:
         if isinstance(reply, BaseException):
             raise reply
+        steps = merged.timings.keys() | reply.timings.keys()
         merged = EncodeReply(
-            merged.published + reply.published, merged.direct | reply.direct, merged.failed | reply.failed
+            merged.published + reply.published,
+            merged.direct | reply.direct,
+            merged.failed | reply.failed,
+            {step: max(merged.timings.get(step, 0.0), reply.timings.get(step, 0.0)) for step in steps},
         )
     return merged

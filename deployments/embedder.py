@@ -231,7 +231,8 @@ class Embedder:
         assert self._cache is not None, "sequences with pictures, and a model without"
         wanted = [_wanted(ref) for ref in refs.values()]
         # Who brings rows claims the keys, to fill them itself; who brings none just wants to know.
-        acquired = await self._cache.acquire(wanted, claim=bool(rows), ask_store=True)
+        ask_store = not refs.keys() <= rows.keys()
+        acquired = await self._cache.acquire(wanted, claim=bool(rows), ask_store=ask_store)
         handles = {str(key): handle for key, handle in acquired.handles.items()}
         missing = [str(key) for key in acquired.missing]
         tickets = {str(key): ticket for key, ticket in acquired.tickets.items()}

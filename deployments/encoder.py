@@ -66,6 +66,8 @@ class Encoder:
         self._exporter = Exporter(self.stats)
         self._exporter.start()
         self._encode_batch([self._images.patches(_blank_picture())])  # the first is slow: not a caller's
+        self._publish_grace_s = settings.store.publish_grace_s
+        self._late_puts: set[asyncio.Task[bool]] = set()
         self._closed = False
 
     async def encode(self, media: Sequence[MediaMessage]) -> EncodeReply:
@@ -128,6 +130,7 @@ class Encoder:
     async def _close(self) -> None:
         self._exporter.stop()
         await self._batcher.close()
+        await asyncio.gather(*self._late_puts, return_exceptions=True)
         self._cpu.shutdown()
         await self._cache.close()
 
@@ -139,16 +142,30 @@ class Encoder:
     async def _encode_one(self, message: MediaMessage) -> RowsMessage | None:
         """None when the picture's rows are in the store, else the rows themselves."""
         handle = await self._obtain(message)
+        putting = asyncio.create_task(self._put(handle))
         try:
             with self._timings.step("publish"):
-                published = await self._cache.publish([handle])
-            if published[handle.key]:
-                self._remember(handle.key)
-                if not message.direct:
-                    return None
+                await asyncio.wait([putting], timeout=self._publish_grace_s)
+            if putting.done() and putting.result() and not message.direct:
+                return None
             return RowsMessage(message.grid, self._cache.rows(handle))
         finally:
-            self._cache.release([handle])
+            if putting.done():
+                self._cache.release([handle])
+            else:  # slow: it goes on by itself, and keeps the rows where they are until it ends
+                self._late_puts.add(putting)
+                putting.add_done_callback(partial(self._end_late_put, handle))
+
+    async def _put(self, handle: Handle) -> bool:
+        """Whether the store has the rows now."""
+        stored = (await self._cache.publish([handle]))[handle.key]
+        if stored:
+            self._remember(handle.key)
+        return stored
+
+    def _end_late_put(self, handle: Handle, putting: asyncio.Task[bool]) -> None:
+        self._late_puts.discard(putting)
+        self._cache.release([handle])
 
     async def _obtain(self, message: MediaMessage) -> Handle:
         """A pin on the picture's rows, encoded now unless the pool holds them."""

@@ -28,6 +28,8 @@ from epd.models.images import ImagePreprocessor
 
 # Longest that /health and /info wait for a stage.
 _STATUS_TIMEOUT_S = 5.0
+# Longest that the lookup in the store may hold up a request: it saves a round, no more.
+_LOOKUP_TIMEOUT_S = 0.25
 
 
 class Ingress:
@@ -51,7 +53,9 @@ class Ingress:
         self._directory: StoreDirectory | None = None
         if encoder is not None:
             store_client = open_store(settings.store)
-            self._directory = StoreDirectory(store_client, timeout_s=settings.store.timeout_s)
+            self._directory = StoreDirectory(
+                store_client, timeout_s=min(_LOOKUP_TIMEOUT_S, settings.store.timeout_s)
+            )
         self._loop_lag = LoopLag()
         self._loop_lag.start()
         self._exporter = Exporter(self.stats)

@@ -65,7 +65,10 @@ class StoreSettings(_Frozen):
     segment_bytes: int = Field(512 * 2**20, gt=0, description="memory of a managed segment")
     protocol: Literal["tcp", "rdma"] = "tcp"
     device: str = Field("", description="RDMA devices, as Mooncake names them")
-    timeout_s: float = Field(5.0, gt=0, description="longest a request waits for one store call")
+    timeout_s: float = Field(2.0, gt=0, description="longest a request waits for one store call")
+    publish_grace_s: float = Field(
+        0.05, ge=0, description="a put that takes longer no longer holds up the answer: its rows go directly"
+    )
     client_host: str = Field(
         "127.0.0.1",
         description="address of a replica's host, for others; auto: the address of its own Ray node, "

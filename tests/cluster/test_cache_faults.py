@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 
@@ -156,3 +158,22 @@ def test_requests_right_after_the_masters_death_are_answered(server: Server, tru
     os.kill(server.stage("store")[0]["master_pid"], signal.SIGKILL)
     for answer, picture in zip(ask_all(server, [[(known,)], [(new,)]]), (known, new), strict=True):
         truth.check([(picture,)], answer)
+
+
+def test_a_store_that_hangs_holds_up_no_answer(server: Server, truth: Truth) -> None:
+    """While the master hangs, a new picture's rows go to the embedder directly, after the grace of a put."""
+    (picture,) = pictures(1, seed=7_000)
+    body = {"input": [{"image": base64.b64encode(picture).decode()}]}
+    (store,) = server.stage("store")
+    os.kill(store["master_pid"], signal.SIGSTOP)
+    try:
+        answer = httpx.post(
+            f"{server.url}/v1/embeddings", json=body, headers={"X-EPD-Timing": "1"}, timeout=30
+        )
+    finally:
+        os.kill(store["master_pid"], signal.SIGCONT)
+    assert answer.status_code == 200, answer.text
+    steps = dict(step.split(";dur=") for step in answer.headers["X-EPD-Timing"].split(", "))
+    assert float(steps["encoder_publish"]) < 1000  # a put gives up after 2,000 ms
+    vector = np.array(answer.json()["data"][0]["embedding"], np.float32)
+    assert np.array_equal(vector, embed(server, truth, picture))
