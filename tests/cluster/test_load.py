@@ -28,6 +28,7 @@ from tests.cluster.traffic import (
     pictures,
     run_async,
     settle,
+    stages,
 )
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
@@ -72,12 +73,11 @@ def await_replicas(server: Server, num_encoders: int = NUM_REPLICAS, without: Co
     """Waits until so many replicas serve, none of them with a pid of `without`."""
 
     def are_there() -> bool:
-        info = server.get("/info")
-        if info.status_code != 200 or server.get("/health").status_code != 200:
+        found = stages(server)
+        if found is None or server.get("/health").status_code != 200:
             return False
-        stages = info.json()["stages"]
-        now = {replica["pid"] for stage in ("encoder", "embedder") for replica in stages[stage]}
-        numbers = (len(stages["encoder"]), len(stages["embedder"]))
+        now = {replica["pid"] for replica in found["encoder"] + found["embedder"]}
+        numbers = (len(found["encoder"]), len(found["embedder"]))
         return numbers == (num_encoders, NUM_REPLICAS) and now.isdisjoint(without)
 
     wait_until(are_there, 240, f"{num_encoders} encoders and {NUM_REPLICAS} embedders")

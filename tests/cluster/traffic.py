@@ -172,24 +172,34 @@ class Traffic:
             yield from self._requests
 
 
+def stages(server: Server) -> dict[str, list[dict[str, Any]]] | None:
+    """Every stage's replicas, or None while they do not all answer: for those who ask until they do."""
+    try:
+        info = server.get("/info")
+    except httpx.TimeoutException:
+        return None
+    return info.json()["stages"] if info.status_code == 200 else None
+
+
 def settle(server: Server) -> None:
     """Waits until nothing is queued, pinned or being filled; then every page must be free or an entry's.
 
     For pictures of one page each.
     """
 
-    def is_calm() -> bool:
-        return all(
-            not replica["queued_tokens"] and not any(replica["cache"][level] for level in _LEVELS)
-            for stage in ("encoder", "embedder")
-            for replica in server.stage(stage)
+    def calm() -> list[dict[str, Any]] | None:
+        if (found := stages(server)) is None:
+            return None
+        replicas = found["encoder"] + found["embedder"]
+        is_busy = any(
+            replica["queued_tokens"] or any(replica["cache"][level] for level in _LEVELS)
+            for replica in replicas
         )
+        return None if is_busy else replicas
 
-    wait_until(is_calm, 30, "calm: no pin and nothing queued or being filled")
-    for stage in ("encoder", "embedder"):
-        for replica in server.stage(stage):
-            cache = replica["cache"]
-            assert cache["pages_free"] + cache["entries"] == cache["pages"], replica
+    for replica in wait_until(calm, 60, "calm: no pin and nothing queued or being filled"):
+        cache = replica["cache"]
+        assert cache["pages_free"] + cache["entries"] == cache["pages"], replica
 
 
 _LEVELS = ("pins", "filling", "waiting", "puts_running", "pages_draining")
