@@ -38,7 +38,7 @@ def build(args: Settings) -> Application:
     check_kv(settings.kv, model.checkpoint.settings, os.environ)
     stage = {**_HEAVY, "num_gpus": 1} if settings.model.device == "cuda" else _HEAVY
     store = None
-    if settings.store.managed and model.takes_images:
+    if settings.store.needs_server and model.takes_images:
         store = _deployment(MooncakeStore, _LIGHT).bind(settings.store)
     encoder = None
     if model.takes_images:

@@ -52,7 +52,9 @@ class StageSettings(_Frozen):
 class StoreSettings(_Frozen):
     """Where rows live outside the replicas."""
 
-    backend: Literal["mooncake"] = "mooncake"
+    backend: Literal["mooncake", "shared_memory"] = Field(
+        "mooncake", description="shared_memory: one host, no server; `host_bytes` is all there is"
+    )
     managed: bool = Field(
         True, description="start and supervise mooncake_master and the segment's owner on this host"
     )
@@ -82,6 +84,11 @@ class StoreSettings(_Frozen):
     start_timeout_s: float = Field(60.0, gt=0, description="longest a replica waits for the master at start")
 
     @property
+    def needs_server(self) -> bool:
+        """Whether the application starts and supervises Mooncake itself."""
+        return self.managed and self.backend == "mooncake"
+
+    @property
     def host(self) -> str:
         return self.address.rpartition(":")[0]
 
@@ -100,6 +107,11 @@ class StoreSettings(_Frozen):
         if not all(map(_is_endpoint, endpoints)) or (len(endpoints) > 1 and not etcd):
             raise ValueError(
                 f"store.address must be host:port or etcd://host:port[;host:port...], got {self.address!r}"
+            )
+        if self.backend == "shared_memory" and not self.host_bytes:
+            raise ValueError(
+                f"store.backend is 'shared_memory' but store.host_bytes is {self.host_bytes}: "
+                "say how much of /dev/shm it may take"
             )
         if self.managed and self.port == self.metrics_port:
             raise ValueError(

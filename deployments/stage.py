@@ -83,7 +83,7 @@ def open_store(settings: StoreSettings) -> Store:
     while True:
         try:
             store = make_store(
-                mooncake_master=settings.address,
+                mooncake_master=settings.address if settings.backend == "mooncake" else None,
                 host=_client_host(settings),
                 protocol=settings.protocol,
                 device=settings.device,
@@ -97,7 +97,7 @@ def open_store(settings: StoreSettings) -> Store:
                 raise
             logger.info("waiting for the store: %s", error)
             time.sleep(0.5)
-    assert store is not None, "a master was named"
+    assert store is not None, "a master or shared memory was named"
     return store
 
 
