@@ -107,12 +107,12 @@ def main() -> None:
         torch.set_num_threads(1)
         CLOCKS["cpu"] = time.process_time
     batches = [(int(count), int(length)) for count, length in (b.split("x") for b in options.batches)]
-    sections = []
+    RESULTS.mkdir(exist_ok=True)
+    sections: list[str] = []
     for section in report("cpu", [getattr(torch, name) for name in options.dtype], batches, options.repeats):
         print(section, end="\n\n", flush=True)
         sections.append(section)
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "skip_kv.txt").write_text("\n\n".join(sections) + "\n")
+        (RESULTS / "skip_kv.txt").write_text("\n\n".join(sections) + "\n")
 
 
 if __name__ == "__main__":

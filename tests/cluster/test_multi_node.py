@@ -42,6 +42,13 @@ pytestmark = [
 RPC_PORT = 50051
 REPLICA = "ray::ServeReplica:epd:"
 RESOURCES = {"encoder": {"epd_encoder": 1}, "embedder": {"epd_embedder": 1, "epd_ingress": 1}}
+# Named, as in k8s/: a raylet that has to wait for its agents to find ports gives up on a busy machine.
+AGENT_PORTS = (
+    "--metrics-export-port=8080",
+    "--dashboard-agent-listen-port=52365",
+    "--dashboard-agent-grpc-port=52366",
+    "--runtime-env-agent-port=52367",
+)
 REQUEST_TIMEOUT_S = 20.0
 # Serve's own deadline, for an Ingress that is cut off itself; and what a busy machine needs to say so.
 PROXY_TIMEOUT_S = 25.0
@@ -96,7 +103,7 @@ class Cluster:
         self.pods["head"] = head.start(
             "ray",
             *(RAY, "start", "--head", "--block", f"--node-ip-address={head.address}", "--port=6379"),
-            *("--num-cpus=0", "--include-dashboard=false", "--object-store-memory=100000000"),
+            *("--num-cpus=0", "--include-dashboard=false", "--object-store-memory=100000000", *AGENT_PORTS),
             env=self.env,
         )
         wait_until(lambda: "Ray runtime started" in self.pods["head"].log.read_text(), 270, "Ray's head")
@@ -136,7 +143,7 @@ class Cluster:
             "ray",
             *(RAY, "start", "--block", f"--address={self.hosts['head'].address}:6379", "--num-cpus=1"),
             *(f"--node-ip-address={host.address}", "--object-store-memory=100000000"),
-            *("--resources", json.dumps(RESOURCES[name])),
+            *("--resources", json.dumps(RESOURCES[name]), *AGENT_PORTS),
             env=self.env,
         )
 

@@ -122,6 +122,16 @@ def test_ports_have_the_names_that_are_asked_for(overlay: str) -> None:
             assert all(endpoint["port"] in one.ports() for one in scraped)
 
 
+def test_ray_listens_where_the_probes_ask(overlay: str) -> None:
+    """The ports that Ray is started with are those of the pods."""
+    starts = {"head": ray_cluster(overlay)["headGroupSpec"], **groups(overlay)}
+    for name, start in starts.items():
+        ports, params = pods(overlay)[name].ports(), start["rayStartParams"]
+        assert int(params["metrics-export-port"]) == ports["metrics"]
+        if name != "head":
+            assert int(params["dashboard-agent-listen-port"]) == ports["agent"]
+
+
 def test_http_has_one_port(overlay: str) -> None:
     """Serve listens where the Service, the probes and the network policy expect it."""
     (service,) = of_kind(overlay, "RayService")
