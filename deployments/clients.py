@@ -12,7 +12,7 @@ from ray import serve
 from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
-from ray.serve.schema import DeploymentStatus
+from ray.serve.schema import DeploymentStatus, ReplicaState
 
 from epd.deployments.affinity import group_by_owner
 from epd.deployments.errors import EPDError, Overloaded, StageUnavailable
@@ -89,7 +89,8 @@ async def every_stats(handle: DeploymentHandle) -> list[dict[str, Any]]:
 async def _is_scaled_to_zero(handle: DeploymentHandle) -> bool:
     status = await asyncio.to_thread(serve.status)
     deployment = status.applications[handle.app_name].deployments[handle.deployment_name]
-    return deployment.status == DeploymentStatus.HEALTHY and not deployment.replica_states
+    is_well = deployment.status in (DeploymentStatus.HEALTHY, DeploymentStatus.DOWNSCALING)
+    return is_well and deployment.replica_states.keys() <= {ReplicaState.STOPPING}
 
 
 class RayEncoderClient:
