@@ -33,9 +33,11 @@ class Offline:
         self._tower = model.family.load_encoder(model.checkpoint, model.dtype, model.device)
         self._language_model = model.family.load_embedder(model.checkpoint, model.dtype, model.device)
 
-    def embed(self, items: Sequence[Item]) -> npt.NDArray[np.float32]:
-        """Vectors `[len(items), hidden_size]`."""
-        rows: dict[bytes, torch.Tensor] = {}
+    def embed(
+        self, items: Sequence[Item], rows: dict[bytes, torch.Tensor] | None = None
+    ) -> npt.NDArray[np.float32]:
+        """Vectors `[len(items), hidden_size]`. rows: of pictures known before; new ones are added."""
+        rows = {} if rows is None else rows
         vectors = [
             self._embed_batch(items[start : start + BATCH_ITEMS], rows)
             for start in range(0, len(items), BATCH_ITEMS)

@@ -264,7 +264,7 @@ def main() -> None:
     )
     assert Settings().cpu_threads == THREADS
     with tempfile.TemporaryDirectory() as folder:
-        path = "demo" if options.model == "demo" else str(_write_06b(Path(folder)))
+        path = "demo" if options.model == "demo" else str(write_06b(Path(folder)))
         with Server({"model": {"path": path}}, start_timeout_s=300) as server:
             bench = Bench(server, Offline(path), options)
             for workload in options.workloads:
@@ -278,7 +278,8 @@ def main() -> None:
     (RESULTS / f"{name}.txt").write_text(text)
 
 
-def _write_06b(folder: Path) -> Path:
+def write_06b(folder: Path) -> Path:
+    """A checkpoint of TEXT_06B and VISION_B with random weights; returns its folder."""
     corpus = [*default_corpus(), *(" ".join(WORDS) for _ in range(20))]
     return write_checkpoint(folder, text=TEXT_06B, vision=VISION_B, corpus=corpus)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -193,6 +194,11 @@ class Server:
         for path in self._folder.glob("ray/session_*/logs/serve/*.log"):
             if not path.parents[2].is_symlink():
                 yield from path.read_text().splitlines()
+
+    def metric_targets(self) -> list[str]:
+        """`host:port` of each Prometheus page of the Ray node, as Ray's service discovery file lists them."""
+        (path,) = self._folder.glob("ray/prom_metrics_service_discovery.json")
+        return [target for group in json.loads(path.read_text()) for target in group["targets"]]
 
     def master_metric(self, name: str) -> float:
         """A counter of mooncake_master's own Prometheus page."""

@@ -89,4 +89,6 @@ def test_a_request_s_id_is_in_the_logs_of_every_stage(server: Server) -> None:
         records = [json.loads(line) for line in lines if line.startswith("{")]  # the proxy's are plain
         return {record["deployment"] for record in records if record["request_id"] == "follow-this-one"}
 
-    wait_until(lambda: seen() == {"epd_Ingress", "epd_Encoder", "epd_Embedder"}, 30, "a log record of each stage")
+    wait_until(
+        lambda: seen() == {"epd_Ingress", "epd_Encoder", "epd_Embedder"}, 30, "a log record of each stage"
+    )
