@@ -21,7 +21,7 @@ from epd.models.orientation import read_orientation, turn, turned_size
 
 # Formats that Pillow reads by itself, without an outside program.
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "JPEG2000", "AVIF")
-_RULES_VERSION = 1  # raise it when orientation, alpha or RGB are handled differently
+_RULES_VERSION = 2  # raise it when orientation, alpha or RGB are handled differently
 # What Pillow's decoders raise on bytes that are not what they claim to be.
 _BROKEN = (
     OSError,
@@ -75,7 +75,10 @@ class ImagePreprocessor:
         """
         with self._opened(data) as image:
             orientation, grid = self._measure(image, data)
+            promised = turned_size(image, orientation)
             upright = _to_rgb(turn(image, orientation))
+        if upright.size != promised:
+            raise InvalidItem(f"the picture's sides are {upright.size}, its header promised {promised}")
         size = grid.w * self.settings.patch_size, grid.h * self.settings.patch_size
         if upright.size != size:
             upright = upright.resize(size, Image.Resampling(self.settings.resample))
