@@ -107,6 +107,6 @@ def test_a_bomb_is_refused_with_flat_memory(images: ImagePreprocessor, name: str
 
 def test_decoding_is_seen_by_this_measure(images: ImagePreprocessor) -> None:
     """A picture that is taken costs its pixels: the measure would have seen a bomb's."""
-    data = encoded(Image.new("RGB", (3000, 3000)), "PNG")
+    data = encoded(Image.new("RGB", (8000, 8000)), "PNG")
     assert peak_growth(lambda: images.patches(data)) > 20 * MIB
     assert peak_growth(lambda: images.grid(data)) < FLAT
