@@ -49,6 +49,7 @@ bench: setup
 	$(BIN)/python -m benchmarks.batch_copy
 	$(BIN)/python -m benchmarks.cache
 	$(BIN)/python -m benchmarks.kv_memory
+	$(BIN)/python -m benchmarks.patches
 	$(BIN)/python -m benchmarks.skip_kv
 	$(BIN)/python -m benchmarks.serve_load
 

@@ -14,7 +14,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from epd.kernels.batch_copy import BatchCopyStatus
 
 # Library: Debian's package. What Mooncake's engine links to.
 MOONCAKE_LIBRARIES = {
@@ -91,13 +94,7 @@ def check_torch() -> Iterator[Finding]:
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
         yield Finding("CUDA", "ok", f"{torch.version.cuda}: {', '.join(names)}")
-        status = batch_copy_status()
-        driver = f"driver {status.driver_version // 1000}.{status.driver_version % 1000 // 10}"
-        if status.path == "batch":
-            yield Finding("batched copy", "ok", f"one call for all ranges, {driver}")
-        else:
-            advice = "needs a driver of CUDA 12.8 or newer, and a C compiler when epd is installed"
-            yield Finding("batched copy", "note", f"{status.path}: {status.reason}", advice)
+        yield check_batched_copy(batch_copy_status())
         yield check_flash_attention()
         return
     built = f"torch is built for CUDA {torch.version.cuda}" if torch.version.cuda else "torch has no CUDA"
@@ -105,6 +102,15 @@ def check_torch() -> Iterator[Finding]:
     yield Finding("CUDA", "note", f"no GPU ({built}): everything runs on the CPU", advice)
     yield Finding("batched copy", "note", f"not used without a GPU: {batch_copy_status().reason}")
     yield Finding("flash-attn", "note", "not used without a GPU")
+
+
+def check_batched_copy(status: BatchCopyStatus) -> Finding:
+    """Whether the driver takes all ranges of a copy in one call; without it each is a call."""
+    if status.path == "batch":
+        driver = f"driver {status.driver_version // 1000}.{status.driver_version % 1000 // 10}"
+        return Finding("batched copy", "ok", f"one call for all ranges, {driver}")
+    advice = "needs a driver of CUDA 12.8 or newer, and a C compiler when epd is installed"
+    return Finding("batched copy", "note", f"{status.path}: {status.reason}", advice)
 
 
 def check_flash_attention() -> Finding:

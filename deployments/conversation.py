@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from epd.deployments.content import Part, is_list, read_content, read_text, refuse_unknown
 from epd.deployments.errors import RequestError, UnsupportedField
-from epd.deployments.items import Item, ItemParser
+from epd.deployments.items import Item, ItemParser, PixelRequest
 from epd.deployments.pictures import kind
 
 _FIELDS = frozenset({"role", "content"})
@@ -20,6 +20,7 @@ def parse_messages(
     truncate: bool = False,
     allow_urls: bool = False,
     continue_final_message: bool | None = None,
+    pixels: PixelRequest | None = None,
 ) -> list[Item]:
     """The one item of `messages`: the user's message is its content, the system's text its instruction.
 
@@ -51,7 +52,7 @@ def parse_messages(
     if roles[-1] == "assistant" and any(contents[-1]):
         raise UnsupportedField("the assistant's message must be empty", f"messages[{len(roles) - 1}].content")
     system = _instruction(contents[0]) if roles[0] == "system" else None
-    parser = ItemParser(instruction=instruction, truncate=truncate, allow_urls=allow_urls)
+    parser = ItemParser(instruction=instruction, truncate=truncate, allow_urls=allow_urls, pixels=pixels)
     return [parser.item(contents[roles.index("user")], "messages", system)]
 
 

@@ -28,6 +28,7 @@ from epd.deployments.settings import Settings
 from epd.deployments.stage import is_degraded, limit_threads, open_cache, open_model
 from epd.deployments.timing import Timings
 from epd.models.errors import InvalidItem
+from epd.models.image_settings import PixelBounds
 from epd.models.images import ImagePreprocessor
 
 Picture = tuple[torch.Tensor, MediaGrid]
@@ -183,7 +184,10 @@ class Encoder:
         try:
             loop = asyncio.get_running_loop()
             with self._timings.step("decode"):
-                patches, found = await loop.run_in_executor(self._cpu, self._images.patches, message.data)
+                bounds = None if message.pixel_bounds is None else PixelBounds(*message.pixel_bounds)
+                patches, found = await loop.run_in_executor(
+                    self._cpu, self._images.patches, message.data, bounds
+                )
             if found != grid:
                 raise InvalidItem(f"the picture's grid is {found}, its header promised {grid}")
             rows = await self._batcher.submit((patches, grid), num_tokens)

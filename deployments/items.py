@@ -10,10 +10,18 @@ from epd.deployments.content import Part, is_list, read_content, read_text, refu
 from epd.deployments.errors import RequestError
 from epd.deployments.pictures import ImagePart, ImageUrl, kind, read_picture
 
-__all__ = ["ImagePart", "ImageUrl", "Item", "ItemParser", "Part", "parse_input"]
+__all__ = ["ImagePart", "ImageUrl", "Item", "ItemParser", "Part", "PixelRequest", "parse_input"]
 
 _ITEM_FIELDS = frozenset({"text", "image", "content", "instruction"})
 _LARGEST_TOKEN_ID = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class PixelRequest:
+    """Least and most pixels of a resized picture; None for the checkpoint's own."""
+
+    min_pixels: int | None = None
+    max_pixels: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +29,7 @@ class Item:
     """One input: texts and pictures in prompt order, or the caller's own token ids instead of them.
 
     `param` is its path in the request, for errors. `truncate`: shorten the user's text when the item is too
-    long, instead of refusing it.
+    long, instead of refusing it. `pixels`: how its pictures are resized, where the request says so.
     """
 
     parts: tuple[Part, ...]
@@ -29,6 +37,7 @@ class Item:
     instruction: str | None = None
     truncate: bool = False
     token_ids: tuple[int, ...] | None = None
+    pixels: PixelRequest | None = None
 
 
 def parse_input(
@@ -38,6 +47,7 @@ def parse_input(
     instruction: str | None = None,
     truncate: bool = False,
     allow_urls: bool = False,
+    pixels: PixelRequest | None = None,
 ) -> list[Item]:
     """Items of a request's `input`: a string, an item, token ids, or a list of these.
 
@@ -46,7 +56,7 @@ def parse_input(
     with `allow_urls` an http(s) URL. `instruction` is the default of items that bring none.
     Raises RequestError naming the item. Call it off the event loop: pictures are decoded from base64.
     """
-    parser = ItemParser(instruction=instruction, truncate=truncate, allow_urls=allow_urls)
+    parser = ItemParser(instruction=instruction, truncate=truncate, allow_urls=allow_urls, pixels=pixels)
     if isinstance(value, str | Mapping):
         return [parser.parse(value, "input")]
     if not is_list(value):
@@ -67,6 +77,7 @@ class ItemParser:
     instruction: str | None
     truncate: bool
     allow_urls: bool
+    pixels: PixelRequest | None = None
 
     def parse(self, value: object, param: str) -> Item:
         """One item, whose path in the request is `param`. Raises RequestError."""
@@ -83,7 +94,7 @@ class ItemParser:
         if not any(parts):
             raise RequestError("the item has neither text nor image", param)
         own = self.instruction if instruction is None else instruction
-        return Item(tuple(parts), param, own, self.truncate)
+        return Item(tuple(parts), param, own, self.truncate, pixels=self.pixels)
 
     def _parse_mapping(self, value: Mapping[object, object], param: str) -> Item:
         refuse_unknown(value, _ITEM_FIELDS, param)

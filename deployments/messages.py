@@ -37,12 +37,14 @@ class MediaMessage:
     """One picture to encode: encoded bytes as the client sent them.
 
     direct: its rows must travel with the answer, because what was published could not be read.
+    pixel_bounds: least and most pixels of the resized picture, where the request has its own.
     """
 
     key: str
     grid: tuple[int, int, int]
     data: bytes
     direct: bool = False
+    pixel_bounds: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

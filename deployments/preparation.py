@@ -11,11 +11,12 @@ import numpy as np
 from epd.cache.keys import media_key
 from epd.cache.types import MediaGrid
 from epd.deployments.errors import InputTooLong, RequestError
-from epd.deployments.items import ImagePart, Item
+from epd.deployments.items import ImagePart, Item, PixelRequest
 from epd.deployments.messages import MediaMessage, MediaRef, SequenceMessage
 from epd.deployments.settings import LimitSettings
 from epd.models.base import Family
 from epd.models.errors import InvalidItem
+from epd.models.image_settings import PixelBounds
 from epd.models.images import ImagePreprocessor
 from epd.models.prompt import Prompt, from_token_ids
 from epd.models.types import TokenSequence
@@ -99,16 +100,18 @@ class ItemPreparer:
         parts: list[str | MediaGrid] = []
         keys: list[str] = []
         self._check_text(item)
+        bounds = self._resolve(item.pixels)
         for part in item.parts:
             if isinstance(part, str):
                 parts.append(part)
                 continue
             assert isinstance(part, ImagePart), "URLs are fetched before"
-            message = self._prepare_image(part, salt)
+            message = self._prepare_image(part, bounds, salt)
             parts.append(MediaGrid(*message.grid))
             keys.append(message.key)
             media.setdefault(message.key, message)
             params.setdefault(message.key, part.param)
+        self._check_pictures(item, [part for part in parts if isinstance(part, MediaGrid)])
         sequence = self._render(item, parts)
         refs = tuple(
             MediaRef(key, (span.grid.t, span.grid.h, span.grid.w), span.start, span.length)
@@ -147,6 +150,18 @@ class ItemPreparer:
                 item.param,
             )
 
+    def _check_pictures(self, item: Item, grids: Sequence[MediaGrid]) -> None:
+        """Bounds the placeholders before they are written out."""
+        if self._images is None:
+            return
+        num_tokens = sum(grid.num_tokens(self._images.settings.merge_size) for grid in grids)
+        if num_tokens > self._max_tokens:
+            raise InputTooLong(
+                f"the item's pictures alone have {num_tokens} tokens and at most {self._max_tokens} are "
+                "taken",
+                item.param,
+            )
+
     def _check_ids(self, item: Item, token_ids: tuple[int, ...]) -> TokenSequence:
         """Ids as the caller sent them: no template, so `truncate` takes from their end."""
         if len(token_ids) > self._max_tokens:
@@ -162,15 +177,33 @@ class ItemPreparer:
         except InvalidItem as error:
             raise RequestError(str(error), item.param) from None
 
-    def _prepare_image(self, part: ImagePart, salt: str | None) -> MediaMessage:
+    def _resolve(self, asked: PixelRequest | None) -> PixelBounds | None:
+        """The bounds that a request asks for; None for the checkpoint's own, so that rows are shared."""
+        if asked is None or self._images is None:
+            return None
+        own = self._images.settings.bounds
+        bounds = PixelBounds(
+            own.min_pixels if asked.min_pixels is None else asked.min_pixels,
+            own.max_pixels if asked.max_pixels is None else asked.max_pixels,
+        )
+        if not bounds.min_pixels <= bounds.max_pixels <= own.max_pixels:
+            raise RequestError(
+                f"pictures would have {bounds.min_pixels} to {bounds.max_pixels} pixels: the least must not "
+                f"be over the most, and that not over the model's own {own.max_pixels}",
+                "mm_processor_kwargs",
+            )
+        return None if bounds == own else bounds
+
+    def _prepare_image(self, part: ImagePart, bounds: PixelBounds | None, salt: str | None) -> MediaMessage:
         if self._images is None:
             raise RequestError("this model takes text only", part.param)
         try:
-            grid = self._images.grid(part.data)
+            grid = self._images.grid(part.data, bounds)
         except InvalidItem as error:
             raise RequestError(str(error), part.param) from None
-        key = media_key(self._namespace, part.data, salt=salt)
-        return MediaMessage(str(key), (grid.t, grid.h, grid.w), part.data)
+        fingerprint = "" if bounds is None else f"pixels {bounds.min_pixels} {bounds.max_pixels}"
+        key = media_key(self._namespace, part.data, salt=salt, preprocessing=fingerprint)
+        return MediaMessage(str(key), (grid.t, grid.h, grid.w), part.data, pixel_bounds=bounds)
 
     def _too_long(self, num_tokens: int, param: str) -> InputTooLong:
         return InputTooLong(

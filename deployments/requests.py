@@ -11,8 +11,10 @@ from epd.deployments.content import read_text
 from epd.deployments.conversation import parse_messages
 from epd.deployments.documents import read_document, shown
 from epd.deployments.errors import MalformedBody, RequestError, UnsupportedField
-from epd.deployments.items import Item, parse_input
-from epd.deployments.wire import WHY_REFUSED, EmbeddingRequestBody
+from epd.deployments.items import Item, PixelRequest, parse_input
+from epd.deployments.wire import WHY_REFUSED, EmbeddingRequestBody, ProcessorKwargs
+
+_KWARGS = "mm_processor_kwargs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ def _items(
     document: dict[str, object], fields: EmbeddingRequestBody, max_items: int, allow_urls: bool
 ) -> list[Item]:
     truncate = fields.truncate == "end"
+    pixels = _pixels(fields.mm_processor_kwargs)
     messages = document.get("messages")
     if messages is None:
         if fields.continue_final_message:
@@ -61,6 +64,7 @@ def _items(
             instruction=fields.instruction,
             truncate=truncate,
             allow_urls=allow_urls,
+            pixels=pixels,
         )
     if document.get("input") is not None:
         raise RequestError("a request has `input` or `messages`, not both", "messages")
@@ -72,7 +76,18 @@ def _items(
         truncate=truncate,
         allow_urls=allow_urls,
         continue_final_message=fields.continue_final_message,
+        pixels=pixels,
     )
+
+
+def _pixels(asked: ProcessorKwargs | None) -> PixelRequest | None:
+    if asked is None:
+        return None
+    if asked.size is None:
+        return PixelRequest(asked.min_pixels, asked.max_pixels)
+    if asked.min_pixels is not None or asked.max_pixels is not None:
+        raise RequestError("`size` stands alone: not beside `min_pixels` or `max_pixels`", _KWARGS)
+    return PixelRequest(asked.size.shortest_edge, asked.size.longest_edge)
 
 
 def _check(document: dict[str, object]) -> EmbeddingRequestBody:
@@ -83,6 +98,8 @@ def _check(document: dict[str, object]) -> EmbeddingRequestBody:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     name = str(first["loc"][0])
+    if name == _KWARGS and first["type"] != "extra_forbidden":
+        raise RequestError(first["msg"], ".".join(map(str, first["loc"])))
     if name in WHY_REFUSED:
         raise UnsupportedField(WHY_REFUSED[name], name)
     raise RequestError(first["msg"], name)

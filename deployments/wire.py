@@ -109,6 +109,24 @@ Input = InputEntry | Annotated[list[InputEntry], Field(min_length=1)]
 Messages = Annotated[list[Message], Field(min_length=1, max_length=3)]
 
 
+Pixels = Annotated[int, Field(ge=1, le=2**31 - 1)]
+
+
+class PixelSize(_Wire):
+    """Bounds of a resized picture's pixels, as transformers' processors name them."""
+
+    shortest_edge: Pixels | None = None
+    longest_edge: Pixels | None = None
+
+
+class ProcessorKwargs(_Wire):
+    """Bounds of a resized picture's pixels, in either form; the checkpoint's own where not given."""
+
+    min_pixels: Pixels | None = None
+    max_pixels: Pixels | None = None
+    size: PixelSize | None = None
+
+
 def _given(name: str) -> dict[str, Any]:
     """JSON schema of objects in which a field is there and not null."""
     return {"required": [name], "properties": {name: {"not": {"type": "null"}}}}
@@ -144,6 +162,9 @@ class EmbeddingRequestBody(_Wire):
         None, min_length=1, max_length=1024, description="keeps cached pictures apart from other salts"
     )
     user: str | None = Field(None, description="taken and not used")
+    mm_processor_kwargs: ProcessorKwargs | None = Field(
+        None, description="how pictures are resized: not beyond the checkpoint's own most"
+    )
 
     continue_final_message: bool | None = None
     add_generation_prompt: Yes | None = None
@@ -162,7 +183,6 @@ class EmbeddingRequestBody(_Wire):
     padding: Literal["do_not_pad"] | None = None
     truncate_prompt_tokens: None = None
     truncation_side: None = None
-    mm_processor_kwargs: None = None
     media_io_kwargs: None = None
     chat_template: None = None
     chat_template_kwargs: None = None
@@ -193,7 +213,7 @@ WHY_REFUSED = {
     "padding": "sequences are packed without padding: leave it out",
     "truncate_prompt_tokens": 'it would cut the template: use `"truncate": "end"`',
     "truncation_side": 'it would cut the template: use `"truncate": "end"`',
-    "mm_processor_kwargs": "pictures are resized by the checkpoint's own settings: resize before sending",
+    "mm_processor_kwargs": "of it only min_pixels, max_pixels and size are honoured",
     "media_io_kwargs": "pictures are read by the model's own rules",
     "chat_template": _TEMPLATE,
     "chat_template_kwargs": _TEMPLATE,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,6 +13,13 @@ import torch
 from epd.cache.types import MediaGrid
 from epd.models.checkpoint import Checkpoint
 from epd.models.errors import CheckpointError, InvalidItem
+
+
+class PixelBounds(NamedTuple):
+    """Least and most pixels of a picture once it is resized."""
+
+    min_pixels: int
+    max_pixels: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +77,14 @@ class ImageSettings:
         """Hash in hex of these settings and of the version of the rules that apply before them."""
         document = json.dumps([rules_version, asdict(self)], sort_keys=True)
         return blake2b(document.encode(), digest_size=16).hexdigest()
+
+    @property
+    def bounds(self) -> PixelBounds:
+        return PixelBounds(self.min_pixels, self.max_pixels)
+
+    def within(self, bounds: PixelBounds | None) -> ImageSettings:
+        """The same settings with other bounds, if there are any."""
+        return self if bounds is None else replace(self, **bounds._asdict())
 
     def fit(self, width: int, height: int) -> MediaGrid:
         """Grid of a picture of that size. Raises InvalidItem when its sides are too unlike."""

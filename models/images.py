@@ -16,12 +16,12 @@ from PIL import Image, UnidentifiedImageError
 from epd.cache.types import MediaGrid
 from epd.models.checkpoint import Checkpoint
 from epd.models.errors import InvalidItem
-from epd.models.image_settings import ImageSettings, byte_table
+from epd.models.image_settings import ImageSettings, PixelBounds, byte_table
 from epd.models.orientation import read_orientation, turn, turned_size
 
 # Formats that Pillow reads by itself, without an outside program.
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "JPEG2000", "AVIF")
-_RULES_VERSION = 1  # raise it when orientation, alpha or RGB are handled differently
+_RULES_VERSION = 2  # raise it when orientation, alpha or RGB are handled differently
 # What Pillow's decoders raise on bytes that are not what they claim to be.
 _BROKEN = (
     OSError,
@@ -63,19 +63,23 @@ class ImagePreprocessor:
         """Hash in hex of everything that decides the pixels of a given picture."""
         return self.settings.fingerprint(_RULES_VERSION)
 
-    def grid(self, data: bytes) -> MediaGrid:
+    def grid(self, data: bytes, bounds: PixelBounds | None = None) -> MediaGrid:
         """Grid of the picture, from its header. Raises InvalidItem when `data` is no picture."""
         with self._opened(data) as image:
-            return self._measure(image, data)[1]
+            return self._measure(image, data, bounds)[1]
 
-    def patches(self, data: bytes) -> tuple[torch.Tensor, MediaGrid]:
+    def patches(self, data: bytes, bounds: PixelBounds | None = None) -> tuple[torch.Tensor, MediaGrid]:
         """Patches uint8 `[N, 3 * patch_size**2]` on the CPU, N = grid.num_patches, and their grid.
 
+        bounds: instead of the checkpoint's own.
         Raises InvalidItem when `data` is no picture that can be decoded to its end.
         """
         with self._opened(data) as image:
-            orientation, grid = self._measure(image, data)
+            orientation, grid = self._measure(image, data, bounds)
+            promised = turned_size(image, orientation)
             upright = _to_rgb(turn(image, orientation))
+        if upright.size != promised:
+            raise InvalidItem(f"the picture's sides are {upright.size}, its header promised {promised}")
         size = grid.w * self.settings.patch_size, grid.h * self.settings.patch_size
         if upright.size != size:
             upright = upright.resize(size, Image.Resampling(self.settings.resample))
@@ -98,14 +102,14 @@ class ImagePreprocessor:
         except _BROKEN as error:
             raise InvalidItem(f"the picture cannot be decoded ({type(error).__name__})") from None
 
-    def _measure(self, image: Image.Image, data: bytes) -> tuple[int, MediaGrid]:
+    def _measure(self, image: Image.Image, data: bytes, bounds: PixelBounds | None) -> tuple[int, MediaGrid]:
         width, height = image.size
         if self._max_pixels is not None and width * height > self._max_pixels:
             raise InvalidItem(
                 f"the picture has {width} x {height} pixels, over the limit of {self._max_pixels}"
             )
         orientation = read_orientation(image, data)
-        return orientation, self.settings.fit(*turned_size(image, orientation))
+        return orientation, self.settings.within(bounds).fit(*turned_size(image, orientation))
 
     def _cut(self, pixels_HWC: npt.NDArray[np.uint8], grid: MediaGrid) -> torch.Tensor:
         """Patches in the order of Qwen2VLImageProcessorPil.patchify: merged cells row by row, and in each

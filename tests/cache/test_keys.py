@@ -26,6 +26,7 @@ def test_each_part_of_a_key_tells_rows_apart() -> None:
         media_key("n", b"abc", modality="video"),
         media_key("n", b"abc", salt=""),
         media_key("n", b"abc", salt="s"),
+        media_key("n", b"abc", preprocessing="p"),
         media_key("o", b"abc"),
     ]
     assert len(set(keys)) == len(keys)

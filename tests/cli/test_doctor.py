@@ -10,6 +10,7 @@ from epd.cli.doctor import (
     GIB,
     MOONCAKE_LIBRARIES,
     Finding,
+    check_batched_copy,
     check_cores,
     check_libraries,
     check_locked_memory,
@@ -18,6 +19,7 @@ from epd.cli.doctor import (
     check_shared_memory,
 )
 from epd.cli.main import main
+from epd.kernels.batch_copy import BatchCopyStatus
 
 SUBJECTS = (
     "Python", "torch", "transformers", "ray", "CUDA", "batched copy", "flash-attn", "Mooncake's libraries",
@@ -31,6 +33,12 @@ def test_everything_is_looked_at(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert [subject for subject in SUBJECTS if f" {subject} " not in out] == []
     assert (status == 0) == ("all that the service needs is there" in out)
+
+
+def test_a_driver_is_named_by_its_version() -> None:
+    """The number as NVIDIA writes it, and why copies are not batched where they are not."""
+    assert check_batched_copy(BatchCopyStatus("batch", None, 13010)).found.endswith("driver 13.1")
+    assert "too old" in check_batched_copy(BatchCopyStatus("ranges", "the driver is too old", 12040)).found
 
 
 def test_missing_libraries_are_named_with_their_packages() -> None:
@@ -53,6 +61,8 @@ def test_missing_libraries_are_named_with_their_packages() -> None:
         (check_shared_memory(64 * 2**20), "note"),
         (check_shared_memory(4 * GIB), "ok"),
         (check_cores(1), "note"),
+        (check_batched_copy(BatchCopyStatus("ranges", "the driver is too old", 12040)), "note"),
+        (check_batched_copy(BatchCopyStatus("batch", None, 12080)), "ok"),
         (check_cores(2), "ok"),
     ],
 )

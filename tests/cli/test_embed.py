@@ -77,6 +77,23 @@ def test_every_file_has_its_vector_or_its_reason(tmp_path: Path) -> None:
     assert sorted(embed.batches) == [1, 1, 2]
 
 
+class FakeTerminal(StringIO):
+    """What is written to a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_many_files_have_a_progress_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal, to its end, and on the stream for messages; one batch needs none."""
+    paths = write(tmp_path, a_txt="a", b_txt="bb", c_txt="ccc")
+    for batch_size, drawn in ((1, True), (3, False)):
+        terminal = FakeTerminal()
+        monkeypatch.setattr("sys.stderr", terminal)
+        embed_files(FakeEmbed(), paths, batch_size)
+        assert ("3/3" in terminal.getvalue()) == drawn
+
+
 def test_ranking_is_by_cosine() -> None:
     """The best fit comes first."""
     vectors = {Path("a"): np.array([1, 0], np.float32), Path("b"): np.array([0, 1], np.float32)}

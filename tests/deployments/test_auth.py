@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import hmac
 from pathlib import Path
 
 import pytest
@@ -40,6 +42,22 @@ def test_other_headers_are_refused(header: str | None) -> None:
     with pytest.raises(Unauthorized):
         gate().identify(header)
     assert "one" not in str(raised.value)
+
+
+@pytest.mark.parametrize("header", ["Bearer one", "Bearer three", "Bearer four", "Bearer " + "x" * 5000])
+def test_a_key_is_compared_with_all_in_constant_time(header: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever key is right, or none: as many comparisons, of values of one length, by hmac's own."""
+    compared: list[int] = []
+
+    def compare(one: bytes, other: bytes) -> bool:
+        compared.extend((len(one), len(other)))
+        return one == other
+
+    opened = gate()
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+    with contextlib.suppress(Unauthorized):
+        opened.admit(header)
+    assert (len(compared), len(set(compared))) == (2 * 3, 1)
 
 
 def test_keys_come_from_a_file(tmp_path: Path) -> None:

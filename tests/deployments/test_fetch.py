@@ -98,6 +98,15 @@ async def test_redirects_are_followed_where_they_are_allowed(host: FakeHost) -> 
     assert not any("cookie:" in head.lower() for head in host.requests)
 
 
+async def test_no_proxy_of_the_environment_is_used(
+    host: FakeHost, forbidden: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy would resolve names by itself, and connect to what was never checked."""
+    for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
+        monkeypatch.setenv(name, f"http://{FORBIDDEN}:{forbidden.port}")
+    assert await fetch(fetcher(host.port), f"http://good.test:{host.port}/picture") == [PICTURE]
+
+
 @pytest.mark.parametrize("literal", [False, True])
 async def test_a_forbidden_address_is_never_connected_to(forbidden: FakeHost, literal: bool) -> None:
     """A listed host at a private address is refused, by name or as a literal, before any connection."""

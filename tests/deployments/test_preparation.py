@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from transformers import AutoTokenizer
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from epd.deployments.errors import InputTooLong, RequestError
-from epd.deployments.items import ImagePart, Item
+from epd.deployments.items import ImagePart, Item, PixelRequest
+from epd.deployments.messages import MediaMessage
 from epd.deployments.preparation import ItemPreparer, PreparedRequest, TokenRules
 from epd.deployments.settings import LimitSettings
 from epd.models.checkpoint import Checkpoint
@@ -29,6 +33,7 @@ class Prepared:
         self.images = ImagePreprocessor(self.checkpoint)
         self.rules = TokenRules.of(self.family, self.checkpoint.config)
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.processor = Qwen2VLImageProcessorPil.from_pretrained(folder)
 
     def preparer(self, **limits: int) -> ItemPreparer:
         return ItemPreparer(self.prompt, self.images, "ns", LimitSettings(**limits), self.rules)
@@ -139,8 +144,50 @@ def test_truncation_cuts_the_users_text_alone(prepared: Prepared, photo: bytes) 
 def test_truncation_never_splits_a_picture(prepared: Prepared, photo: bytes) -> None:
     """An item whose pictures alone are too long is refused, with both lengths, also under `truncate`."""
     item = Item((ImagePart(photo, "p"), "text"), "input[0]", truncate=True)
-    with pytest.raises(InputTooLong, match=r"\d+ tokens without its text, over the limit of 20"):
+    placeholders = prepared.images.grid(photo).num_tokens(prepared.family.merge_size)
+    with pytest.raises(InputTooLong, match=rf"\d+ tokens without its text, over the limit of {placeholders}"):
+        prepared.prepare(item, max_tokens_per_item=placeholders)
+    with pytest.raises(InputTooLong, match=f"alone have {placeholders} tokens and at most 20 are taken"):
         prepared.prepare(item, max_tokens_per_item=20)
+
+
+def test_placeholders_are_bounded_before_they_are_written(prepared: Prepared, photo: bytes) -> None:
+    """A picture that is named very often costs no memory for each of its tokens."""
+    item = Item((ImagePart(photo, "p"),) * 1000, "input[0]")
+    placeholders = 1000 * prepared.images.grid(photo).num_tokens(prepared.family.merge_size)
+    with pytest.raises(InputTooLong, match=f"alone have {placeholders} tokens"):
+        prepared.prepare(item)
+
+
+def test_a_request_may_bound_the_pixels_of_its_pictures(prepared: Prepared, photo: bytes) -> None:
+    """The grid is the processor's under these bounds, and the picture's key follows them."""
+
+    def prepare(pixels: PixelRequest | None) -> MediaMessage:
+        item = Item((ImagePart(photo, "input[0].image"),), "input[0]", pixels=pixels)
+        (message,) = prepared.prepare(item).media.values()
+        return message
+
+    own = prepared.images.settings.bounds
+    small = prepare(PixelRequest(max_pixels=4096))
+    made = prepared.processor(
+        images=[Image.open(BytesIO(photo))], size={"shortest_edge": own.min_pixels, "longest_edge": 4096}
+    )
+    assert made["image_grid_thw"].tolist() == [list(small.grid)]
+    assert small.pixel_bounds == (own.min_pixels, 4096)
+    shapes = [PixelRequest(max_pixels=4096), PixelRequest(1024, 4096), PixelRequest(max_pixels=8192), None]
+    assert len({prepare(pixels).key for pixels in shapes}) == len(shapes)
+    assert prepare(PixelRequest(*own)) == prepare(PixelRequest()) == prepare(None)
+
+
+@pytest.mark.parametrize("pixels", [(2, 1), (None, 1), (2**30, None), (None, 2**30)])
+def test_bounds_that_cannot_hold_are_refused(
+    prepared: Prepared, photo: bytes, pixels: tuple[int | None, int | None]
+) -> None:
+    """The least over the most, and more than the model's own most, with all three numbers."""
+    item = Item((ImagePart(photo, "p"),), "input[0]", pixels=PixelRequest(*pixels))
+    with pytest.raises(RequestError, match=f"own {prepared.images.settings.max_pixels}") as raised:
+        prepared.prepare(item)
+    assert raised.value.param == "mm_processor_kwargs"
 
 
 def test_truncation_leaves_short_items_alone(prepared: Prepared) -> None:

@@ -25,6 +25,7 @@ from epd.models.checkpoint import Checkpoint
 from epd.models.families import family_of
 from epd.models.images import ImagePreprocessor
 from tests.deployments.fake_application import FakeApplication
+from tests.fuzzing import fuzz
 
 pytestmark = pytest.mark.long
 # A body that takes seconds is a hang.
@@ -41,6 +42,10 @@ NAMES = st.sampled_from(
         "url",
         "detail",
         "role",
+        "min_pixels",
+        "max_pixels",
+        "size",
+        "shortest_edge",
     ]
 )
 LEAVES = (
@@ -125,6 +130,39 @@ def test_any_damage(document: dict[str, Any], data: st.DataObject) -> None:
         at = data.draw(st.integers(0, len(body)))
         body[at : at + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=3))
     read(bytes(body), JSON)
+
+
+ITEMS: list[Any] = [
+    "a text",
+    [1, 2, 3],
+    {"text": "a", "image": ["QUJD", "data:image/png;base64,QUJD"], "instruction": "i"},
+    {
+        "content": [
+            {"type": "text", "text": "b"},
+            {"type": "image_url", "image_url": {"url": "data:;base64,QUJD"}},
+        ]
+    },
+]
+FIELDS: dict[str, Any] = {
+    "dimensions": 2,
+    "encoding_format": "base64",
+    "truncate": "end",
+    "cache_salt": "s",
+    "normalize": True,
+    "mm_processor_kwargs": {"size": {"shortest_edge": 1, "longest_edge": 2}},
+}
+WHOLE: list[dict[str, Any]] = [
+    *({"input": item, **FIELDS} for item in ITEMS),
+    {"input": ITEMS, "model": "m", "user": "u"},
+    {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": ITEMS[3]["content"]}]},
+]
+
+
+@pytest.mark.parametrize("kind", [JSON, MSGPACK])
+def test_any_damage_for_a_minute(kind: str, tmp_path: Path) -> None:
+    """Whole requests with their bytes damaged: read or refused at once, in memory that stays flat."""
+    bodies = [json.dumps(each).encode() if kind == JSON else msgpack.packb(each) for each in WHOLE]
+    fuzz(bodies, lambda body: read(body, kind) is not None, tmp_path)
 
 
 @settings(BOUNDED, max_examples=300)

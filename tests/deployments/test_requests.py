@@ -11,7 +11,7 @@ import pytest
 
 from epd.deployments.documents import JSON, MSGPACK
 from epd.deployments.errors import MalformedBody, RequestError, UnsupportedField, UrlNotAllowed
-from epd.deployments.items import ImagePart
+from epd.deployments.items import ImagePart, PixelRequest
 from epd.deployments.requests import EmbeddingRequest, read_request
 from epd.deployments.wire import WHY_REFUSED, EmbeddingRequestBody
 
@@ -133,7 +133,7 @@ CHANGES_THE_VECTOR = {
     "padding": "max_length",
     "truncate_prompt_tokens": 8,
     "truncation_side": "left",
-    "mm_processor_kwargs": {"max_pixels": 1024},
+    "mm_processor_kwargs": {"fps": 2},
     "media_io_kwargs": {"image": {"rgba_background_color": [0, 0, 0]}},
     "chat_template": "{{ messages }}",
     "chat_template_kwargs": {"a": 1},
@@ -156,6 +156,48 @@ def test_other_services_fields_are_refused_by_name(name: str) -> None:
 def test_values_that_change_nothing_are_taken(name: str) -> None:
     """A field whose value asks for what is done anyway is no reason to refuse."""
     assert read({"input": "a", name: NEUTRAL[name]}) == read({"input": "a"})
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "pixels"),
+    [
+        ({"min_pixels": 1}, PixelRequest(min_pixels=1)),
+        ({"max_pixels": 9}, PixelRequest(max_pixels=9)),
+        ({"size": {"shortest_edge": 1, "longest_edge": 9}}, PixelRequest(1, 9)),
+        ({}, PixelRequest()),
+    ],
+)
+def test_pixel_bounds_reach_every_item(kwargs: dict[str, Any], pixels: PixelRequest) -> None:
+    """vLLM's `mm_processor_kwargs`, in either of its forms, for items and messages."""
+    for document in ({"input": ["a", {"image": "QUJD"}]}, {"messages": [USER]}):
+        items = read({**document, "mm_processor_kwargs": kwargs}).items
+        assert {item.pixels for item in items} == {pixels}
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "param"),
+    [
+        (1, ""),
+        ({"min_pixels": 0}, ".min_pixels"),
+        ({"max_pixels": "9"}, ".max_pixels"),
+        ({"max_pixels": True}, ".max_pixels"),
+        ({"max_pixels": 2**31}, ".max_pixels"),
+        ({"size": {"longest_edge": -1}}, ".size.longest_edge"),
+        ({"size": {"longest_edge": 9}, "min_pixels": 1}, ""),
+    ],
+)
+def test_wrong_pixel_bounds_are_named(kwargs: Any, param: str) -> None:
+    """A value that is no bound is a mistake at its own path."""
+    with pytest.raises(RequestError) as raised:
+        read({"input": "a", "mm_processor_kwargs": kwargs})
+    assert (raised.value.param, raised.value.code) == (f"mm_processor_kwargs{param}", "invalid_value")
+
+
+@pytest.mark.parametrize("kwargs", [{"do_resize": False}, {"size": {"height": 9}}, {"size": {}, "fps": 2}])
+def test_other_settings_of_the_processor_are_refused(kwargs: dict[str, Any]) -> None:
+    """What else the processor could be told is refused by name, also inside `size`."""
+    with pytest.raises(UnsupportedField, match="only min_pixels, max_pixels and size"):
+        read({"input": "a", "mm_processor_kwargs": kwargs})
 
 
 def test_unknown_fields_are_refused_by_name() -> None:
