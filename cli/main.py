@@ -49,6 +49,12 @@ def _parser() -> argparse.ArgumentParser:
 
     serve = commands.add_parser("serve", help="start the service on this host")
     serve.add_argument("config", nargs="?", help="a Serve config file; default: the one in this package")
+    serve.add_argument(
+        "--haproxy",
+        action="store_true",
+        help="HAProxy in place of Serve's own proxy: more small requests a second; its ports 8404 and 9101 "
+        "listen on all addresses",
+    )
     return parser
 
 

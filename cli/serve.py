@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import epd
-from epd.deployments.replica import START_FLAGS
+from epd.deployments.replica import HAPROXY_FLAGS, START_FLAGS
 
 Execute = Callable[[str, list[str], dict[str, str]], None]
 
@@ -21,13 +21,13 @@ def run(options: argparse.Namespace, execute: Execute = os.execve) -> int:
         print(f"epd serve: no such file: {config}", file=sys.stderr)
         return 1
     command = [sys.executable, "-m", "epd.deployments.run", str(config)]
-    execute(sys.executable, command, with_start_flags(os.environ))
+    execute(sys.executable, command, with_start_flags(os.environ, haproxy=options.haproxy))
     return 0
 
 
-def with_start_flags(environ: Mapping[str, str]) -> dict[str, str]:
+def with_start_flags(environ: Mapping[str, str], *, haproxy: bool = False) -> dict[str, str]:
     """The environment with Ray's start flags; those that the user has set stay."""
-    return {**START_FLAGS, **environ}
+    return {**START_FLAGS, **(HAPROXY_FLAGS if haproxy else {}), **environ}
 
 
 def default_config() -> Path:

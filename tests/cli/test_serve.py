@@ -21,8 +21,8 @@ class FakeExecute:
         self.calls.append((program, arguments, environ))
 
 
-def options(config: str | None) -> argparse.Namespace:
-    return argparse.Namespace(config=config)
+def options(config: str | None, *, haproxy: bool = False) -> argparse.Namespace:
+    return argparse.Namespace(config=config, haproxy=haproxy)
 
 
 def test_it_becomes_serve_run(tmp_path: Path) -> None:
@@ -49,6 +49,15 @@ def test_flags_are_set_unless_the_user_has_set_them() -> None:
     """A flag in the environment wins over the default; the rest of the environment stays."""
     assert with_start_flags({"HOME": "/"}) == {"RAY_worker_niceness": "0", "HOME": "/"}
     assert with_start_flags({"RAY_worker_niceness": "5"}) == {"RAY_worker_niceness": "5"}
+
+
+def test_haproxy_is_asked_for_by_name() -> None:
+    """Serve's own proxy is the default."""
+    execute = FakeExecute()
+    run(options(None), execute)
+    run(options(None, haproxy=True), execute)
+    asked = [environ.get("RAY_SERVE_ENABLE_HA_PROXY") for _, _, environ in execute.calls]
+    assert asked == [None, "1"]
 
 
 def test_a_missing_config_is_said(capsys: pytest.CaptureFixture[str]) -> None:
