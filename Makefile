@@ -50,6 +50,8 @@ bench: setup
 	$(BIN)/python -m benchmarks.cache
 	$(BIN)/python -m benchmarks.kv_memory
 	$(BIN)/python -m benchmarks.skip_kv
+	$(BIN)/python -m benchmarks.sizing
+	$(BIN)/python -m benchmarks.fleet
 	$(BIN)/python -m benchmarks.serve_load
 
 clean:
