@@ -15,7 +15,7 @@ from PIL import Image
 from epd.demo.shapes import COLOURS, SHAPES
 
 _SIDES = (128, 192, 256, 320)  # pixels: 16 to 100 tokens of the demo model
-_WORDS = (*COLOURS, *SHAPES, "a", "picture", "of", "the", "and", "on", "with", "small", "large", "dark")
+WORDS = (*COLOURS, *SHAPES, "a", "picture", "of", "the", "and", "on", "with", "small", "large", "dark")
 _NUM_REPEATED, _ZIPF = 200, 1.1
 
 
@@ -96,7 +96,7 @@ WORKLOADS: dict[str, Callable[[random.Random], Items]] = {
 
 
 def _text(rng: random.Random, num_words: int) -> str:
-    return " ".join(rng.choices(_WORDS, k=num_words))
+    return " ".join(rng.choices(WORDS, k=num_words))
 
 
 def _picture(rng: random.Random) -> bytes:

@@ -1,11 +1,17 @@
 """The running service under load over HTTP, beside the same items by packed forwards without a service.
 
-    python -m benchmarks.serve_load [--seconds 5] [--concurrency 16] [--workloads "text, short" ...]
+    python -m benchmarks.serve_load [--model 0.6b] [--seconds 5] [--workloads "text, short" ...]
 
 Starts configs/epd.yaml, one replica of each stage, every process with one compute thread. For each workload:
 a closed loop, then an open one (Poisson) at `--rate-share` of the rate that the closed loop reached, then the
 closed loop's items offline. The last workload is run once more with many items in each request. The client
-runs on the same CPUs. Keeps what it printed in benchmarks/results/serve_load.txt.
+runs on the same CPUs. Rows are counted per picture asked for: found in the Embedder's pool, read from the
+store, or sent by the Encoder directly.
+
+Models: the demo checkpoint, whose forward costs next to nothing, so that the service's own cost shows; and
+random weights (float32) in the shape of Qwen3-Embedding-0.6B with a vision tower of ViT-B's shape, which the
+goals are for: CPU time at most 1.15 times, throughput at least 0.85 times that of offline.
+Keeps what it printed in benchmarks/results/serve_load.txt, or serve_load_0.6b.txt.
 """
 
 from __future__ import annotations
@@ -16,6 +22,7 @@ import base64
 import json
 import os
 import random
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -30,19 +37,37 @@ import numpy.typing as npt
 import torch
 
 from benchmarks.http_load import Connections, Sample, beside, closed_loop, open_loop
-from benchmarks.load_items import WORKLOADS, Item, bodies
+from benchmarks.load_items import WORDS, WORKLOADS, Item, bodies
 from benchmarks.offline import Offline
 from benchmarks.report import RESULTS, load_average, machine, table
+from epd.demo.checkpoint_format import default_corpus, write_checkpoint
 from epd.deployments.settings import Settings
 from tests.cluster.server import Server
 
 THREADS = 1
+GOAL_CPU, GOAL_THROUGHPUT = 1.15, 0.85
+TEXT_06B = {
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+}
+VISION_B = {
+    "depth": 12,
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_heads": 12,
+    "num_position_embeddings": 2304,
+    "deepstack_visual_indexes": [3, 6, 9],
+}
 MAX_ITEMS_PER_S = 300  # items made beforehand for each second of a loop
 HEALTH_INTERVAL_S = 0.2
 PROCESSES = ("Ingress", "Encoder", "Embedder", "MooncakeStore", "Proxy")
 HEADER = (
     *("workload", "loop", "items", "items/s", "p50 ms", "p99 ms", "CPU ms/item", "encodes/picture"),
-    *("rows local", "rows store", "health p50", "health max", "loop block"),
+    *("rows local", "store", "direct", "/health p50", "max ms", "loop block ms"),
 )
 
 
@@ -100,6 +125,7 @@ class Bench:
     options: argparse.Namespace
     rows: list[list[str]] = field(default_factory=list)
     costs: list[list[str]] = field(default_factory=list)
+    ratios: list[list[str]] = field(default_factory=list)
 
     def run(self, workload: str, per_request: int) -> None:
         """Both loops and the offline forward of one workload, asked for with so many items in a request."""
@@ -111,7 +137,7 @@ class Bench:
 
         with meter.measure() as usage:
             samples, elapsed, health = asyncio.run(self._closed(bodies(items, per_request)))
-        asked = _asked(items, samples, per_request)
+        asked, closed = _asked(items, samples, per_request), (elapsed, usage[0].cpu_ms() / 1e3)
         self.rows.append(_row(name, "closed", asked, samples, elapsed, health, usage[0]))
         self._add_costs(name, len(asked), usage[0])
         rate = self.options.rate_share * len(samples) / elapsed
@@ -121,7 +147,7 @@ class Bench:
         self.rows.append(
             _row("", loop, _asked(later, answers, per_request), answers, elapsed, health, usage[0])
         )
-        self._run_offline(asked, samples)
+        self._run_offline(name, asked, samples, closed)
 
     async def _closed(self, requests: Sequence[bytes]) -> tuple[list[Sample], float, list[float]]:
         connections = Connections(self.server.url)
@@ -141,8 +167,10 @@ class Bench:
         connections.close()
         return samples, time.perf_counter() - start, health
 
-    def _run_offline(self, asked: Sequence[Item], samples: Sequence[Sample]) -> None:
-        """The items that the closed loop had answered, and a check that both have the same vectors."""
+    def _run_offline(
+        self, name: str, asked: Sequence[Item], samples: Sequence[Sample], closed: tuple[float, float]
+    ) -> None:
+        """The items that the closed loop answered, in its wall and CPU seconds; vectors must be equal."""
         wall, cpu = time.perf_counter(), time.process_time()
         vectors = self.offline.embed(asked)
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
@@ -150,9 +178,12 @@ class Bench:
         assert off < 1e-5, f"the service's vectors differ by {off} from those of the packed forward"
         cost = f"{cpu / len(asked) * 1e3:.2f}"
         self.rows.append(
-            ["", "offline", str(len(asked)), f"{len(asked) / wall:.0f}", "", "", cost, *[""] * 6]
+            ["", "offline", str(len(asked)), f"{len(asked) / wall:.0f}", "", "", cost, *[""] * 7]
         )
         self.costs[-1] += [cost]
+        throughput, spent = wall / closed[0], closed[1] / cpu
+        is_met = spent <= GOAL_CPU and throughput >= GOAL_THROUGHPUT
+        self.ratios.append([name, f"{throughput:.2f}", f"{spent:.2f}", "met" if is_met else "missed"])
 
     def _add_costs(self, name: str, num_items: int, usage: Usage) -> None:
         costs = [*(usage.cpu_ms(kind) for kind in (*PROCESSES, "")), usage.cpu_ms()]
@@ -174,13 +205,11 @@ def _row(
     num_pictures = sum(item.picture is not None for item in asked)
     counters = usage.counters
     local, stored = counters["hits_local"] + counters["hits_joined"], counters["hits_store"]
+    parts = (counters["encodes"], local, stored, counters["fills"])
     return [
         *(name, loop, str(len(asked)), f"{len(asked) / elapsed:.0f}", f"{p50:.0f}", f"{p99:.0f}"),
         f"{usage.cpu_ms() / len(asked):.2f}",
-        *(
-            f"{part / num_pictures:.2f}" if num_pictures else ""
-            for part in (counters["encodes"], local, stored)
-        ),
+        *(f"{part / num_pictures:.2f}" if num_pictures else "" for part in parts),
         *(f"{float(value) * 1e3:.0f}" for value in (np.median(health), max(health))),
         f"{usage.loop_block_ms:.0f}",
     ]
@@ -213,6 +242,7 @@ def _kind(pid: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", choices=("demo", "0.6b"), default="demo")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each loop")
     parser.add_argument("--concurrency", type=int, default=16, help="of the closed loop")
     parser.add_argument(
@@ -230,18 +260,27 @@ def main() -> None:
     about = machine(
         f"{os.cpu_count()} CPUs",
         f"torch {torch.__version__}, {THREADS} thread per process",
-        f"model demo, closed loop of {options.concurrency}",
+        f"model {options.model}, closed loop of {options.concurrency}",
     )
     assert Settings().cpu_threads == THREADS
-    with Server(start_timeout_s=300) as server:
-        bench = Bench(server, Offline("demo"), options)
-        for workload in options.workloads:
-            bench.run(workload, 1)
-        bench.run(options.workloads[-1], options.per_request)
+    with tempfile.TemporaryDirectory() as folder:
+        path = "demo" if options.model == "demo" else str(_write_06b(Path(folder)))
+        with Server({"model": {"path": path}}, start_timeout_s=300) as server:
+            bench = Bench(server, Offline(path), options)
+            for workload in options.workloads:
+                bench.run(workload, 1)
+            bench.run(options.workloads[-1], options.per_request)
     costs = table(("CPU ms/item", *PROCESSES, "Ray, Mooncake", "all", "offline"), bench.costs)
-    text = f"{about}, {load_average()} at the end\n\n{table(HEADER, bench.rows)}\n\n{costs}\n"
+    ratios = table(("closed loop to offline", "items/s", "CPU", "goals"), bench.ratios)
+    text = f"{about}, {load_average()} at the end\n\n{table(HEADER, bench.rows)}\n\n{costs}\n\n{ratios}\n"
     print(text)
-    (RESULTS / "serve_load.txt").write_text(text)
+    name = "serve_load" if options.model == "demo" else f"serve_load_{options.model}"
+    (RESULTS / f"{name}.txt").write_text(text)
+
+
+def _write_06b(folder: Path) -> Path:
+    corpus = [*default_corpus(), *(" ".join(WORDS) for _ in range(20))]
+    return write_checkpoint(folder, text=TEXT_06B, vision=VISION_B, corpus=corpus)
 
 
 if __name__ == "__main__":

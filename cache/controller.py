@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import partial
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy.typing as npt
 import torch
 
+from epd.cache.admission import Admission, Attempt
 from epd.cache.breaker import BreakerState
-from epd.cache.entries import Entry, EntryState, EntryTable
-from epd.cache.errors import CacheClosed, PoolBusy, RequestTooLarge
-from epd.cache.filling import FillBoard, Unfilled, Waiter
+from epd.cache.copies import PoolCopies
+from epd.cache.entries import Entry, EntryTable
+from epd.cache.errors import CacheClosed, RequestTooLarge
+from epd.cache.filling import FillBoard
 from epd.cache.handles import Acquired, FillTicket, Handle
-from epd.cache.plans import device_to_host_plan, host_to_device_plan
 from epd.cache.pool import PagePool
 from epd.cache.pressure import PressureQueue
 from epd.cache.rows import rows_to_numpy
@@ -26,19 +26,10 @@ from epd.cache.stats import CacheCounters
 from epd.cache.store_io import StoreIO
 from epd.cache.stores.base import Store
 from epd.cache.types import MediaKey, Wanted
-from epd.cache.workers import Job, MakeRunner, Workers
-from epd.kernels.transfer import AsyncCopy, transfer_ranges
+from epd.cache.workers import MakeRunner, Workers
+from epd.kernels.transfer import AsyncCopy
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True, eq=False)
-class Attempt:
-    """What a request took in one step: rows and tickets at once, and waits for the rest."""
-
-    acquired: Acquired = field(default_factory=Acquired)
-    waits: dict[MediaKey, tuple[Entry, Waiter]] = field(default_factory=dict)
-    num_local: int = 0
 
 
 class EmbeddingCache:
@@ -60,15 +51,15 @@ class EmbeddingCache:
         put_threads: int = 1,
         max_queued_gets: int = 64,
         max_queued_puts: int = 16,
-        inline_copy_bytes: int = 256 << 10,
+        inline_copy_bytes: int = 1 << 20,
         make_runner: MakeRunner = Workers,
     ) -> None:
         """Registers the pool with the store; both are this cache's from now on.
 
         timeout_s: of a store call, after which a request goes on without. pool_timeout_s: how long a request
         waits for pages. max_queued_gets, max_queued_puts: calls in line for a thread; what exceeds them
-        is not fetched, and not stored. inline_copy_bytes: host rows up to this size are copied on the event
-        loop, larger ones on a thread. make_runner: makes the threads.
+        is not fetched, and not stored. inline_copy_bytes: rows up to this size are copied from the host, and
+        read from its memory, on the event loop, larger ones on a thread. make_runner: makes the threads.
         """
         self.pool = pool
         self._store = store
@@ -76,7 +67,8 @@ class EmbeddingCache:
         self._queue: PressureQueue[Attempt] = PressureQueue(self._give_back, timeout_s=pool_timeout_s)
         self._table = EntryTable(pool, self._queue.wake, self._counters)
         self._board = FillBoard(self._table, self._counters)
-        self._copies = make_runner("cache-copy", num_threads=1, max_queued=sys.maxsize)
+        runner = make_runner("cache-copy", num_threads=1, max_queued=sys.maxsize)
+        self._copies = PoolCopies(self._table, self._board, runner, inline_copy_bytes=inline_copy_bytes)
         self._io: StoreIO | None = None
         if store is not None:
             store.register(pool.memory)
@@ -90,12 +82,10 @@ class EmbeddingCache:
                 put_threads=put_threads,
                 max_queued_gets=max_queued_gets,
                 max_queued_puts=max_queued_puts,
+                inline_copy_bytes=inline_copy_bytes,
                 make_runner=make_runner,
             )
-        self._stream: torch.cuda.Stream | None = None
-        self._copying: set[Job[Any]] = set()
-        self._releasing: set[Handle] = set()
-        self._inline_copy_bytes = inline_copy_bytes
+        self._admission = Admission(self._table, self._board, self._queue, self._counters, self._io)
         self._is_closed = False
 
     async def acquire(self, wanted: Sequence[Wanted], *, claim: bool, ask_store: bool) -> Acquired:
@@ -111,17 +101,10 @@ class EmbeddingCache:
         requests = self._checked(wanted)
         while True:
             self._check_open()
-            attempt = partial(self._attempt, requests, claim, ask_store)
-            taken = self._queue.try_now(attempt)
-            if taken is None:
-                taken = await self._wait_for_room(attempt)
-            if await self._settle(taken):
-                break
-            self._give_back(taken)
-            ask_store = False  # the pages it had are still being written: other pages, and no store
-        self._counters.hits_local += taken.num_local
-        self._counters.misses += len(taken.acquired.missing) + len(taken.acquired.tickets)
-        return taken.acquired
+            acquired = await self._admission.admit(requests, claim=claim, ask_store=ask_store)
+            if acquired is not None:
+                return acquired
+            ask_store = False  # it has just been too slow, and the pages are still being written
 
     async def fill(self, ticket: FillTicket, rows: torch.Tensor) -> Handle:
         """Copies `rows` `[num_tokens, row_dim]`, on any device, to the pool; READY once the copy has ended.
@@ -133,32 +116,13 @@ class EmbeddingCache:
         self._check_open()
         self._check_rows(ticket.wanted, rows)
         entry = self._board.take(ticket)
-        plan = device_to_host_plan(entry.runs, self.pool.page_tokens, entry.wanted.num_tokens)
-        copy = partial(
-            transfer_ranges,
-            rows,
-            self.pool.rows,
-            plan.src_starts,
-            plan.dst_starts,
-            plan.lengths,
-            self._side_stream(rows),
-        )
-        job: Job[Any] | None = None
         try:
-            if rows.is_cuda or rows.nbytes <= self._inline_copy_bytes:
-                started = copy()
-                job = None if started.done() else self._submit_copy(started.wait)
-            else:
-                job = self._submit_copy(copy)
-            if job is not None:
-                await asyncio.shield(job.future)
+            await self._copies.fill(entry, rows)
         except BaseException:
             self._counters.abandoned += 1
-            self._fail_copy(entry, job)
             raise
         self._counters.fills += 1
         self._counters.fill_bytes += rows.nbytes
-        self._board.ready(entry)
         return self._table.pin(entry)
 
     async def publish(self, handles: Iterable[Handle]) -> dict[MediaKey, bool]:
@@ -181,15 +145,7 @@ class EmbeddingCache:
         if len(handles) != len(dst_starts):
             raise ValueError(f"{len(handles)} handles were given {len(dst_starts)} destinations")
         self._check_live(handles)
-        places = ((h.runs, h.num_tokens, start) for h, start in zip(handles, dst_starts, strict=True))
-        plan = host_to_device_plan(places, self.pool.page_tokens)
-        if plan.is_empty:
-            return AsyncCopy("copy_")
-        copy = transfer_ranges(self.pool.rows, dst, plan.src_starts, plan.dst_starts, plan.lengths)
-        if not copy.done():
-            for handle in handles:
-                handle.copies.append(copy)
-        return copy
+        return self._copies.load(handles, dst, dst_starts)
 
     def rows(self, handle: Handle) -> npt.NDArray[Any]:
         """A copy of its rows `[num_tokens, row_dim]`; bfloat16 as bits (see `epd.cache.rows`). Any thread."""
@@ -199,15 +155,7 @@ class EmbeddingCache:
     def release(self, handles: Iterable[Handle]) -> None:
         """Ends the pins; where a load still reads the rows, once it has. ValueError the second time."""
         for handle in handles:
-            if handle in self._releasing:
-                raise ValueError(f"the handle of {handle.key} was released before")
-            running = [copy for copy in handle.copies if not copy.done()]
-            if not running:
-                self._table.unpin(handle)
-                continue
-            self._releasing.add(handle)
-            job = self._submit_copy(partial(_wait_all, running))
-            job.future.add_done_callback(partial(self._end_pin, handle))
+            self._copies.unpin(handle)
 
     def abandon(self, tickets: Iterable[FillTicket]) -> None:
         """Lets others make these rows. Tickets that were filled or abandoned before are passed over."""
@@ -225,9 +173,7 @@ class EmbeddingCache:
         error = CacheClosed("the embedding cache was closed")
         self._queue.fail_all(error)
         self._board.close(error)
-        if self._copying:
-            await asyncio.wait([job.future for job in self._copying], timeout=timeout_s)
-        self._copies.close()
+        await self._copies.close(timeout_s)
         if self._io is None or self._store is None:
             return
         if await self._io.close(timeout_s):
@@ -257,103 +203,8 @@ class EmbeddingCache:
         """Raises RuntimeError, with numbers, unless every page and every pin has one owner."""
         self._table.check_integrity()
 
-    def _attempt(self, requests: dict[MediaKey, Wanted], claim: bool, ask_store: bool) -> Attempt | None:
-        """Takes everything that can be had at once; None, taking nothing, when there is no room for it."""
-        ask = ask_store and self._io is not None
-        found = {wanted: self._table.find(wanted) for wanted in requests.values()}
-        ready = [entry for entry in found.values() if entry and entry.state is EntryState.READY]
-        absent = [wanted for wanted, entry in found.items() if entry is None]
-        if claim or ask:
-            num_pages = sum(self.pool.pages_for(wanted.num_tokens) for wanted in absent)
-            if not self._table.has_room(num_pages, sparing=ready):
-                return None
-        taken = Attempt(num_local=len(ready))
-        for entry in ready:
-            taken.acquired.handles[entry.wanted.key] = self._table.pin(entry)
-        for wanted, other in found.items():
-            if other and other.state is EntryState.FILLING:
-                taken.waits[wanted.key] = (other, self._board.join(other, claim=claim, joined=True))
-        if ask:
-            fetched = [self._table.create(wanted) for wanted in absent]
-            for entry in fetched:
-                taken.waits[entry.wanted.key] = (entry, self._board.join(entry, claim=claim, joined=False))
-            if fetched and self._io is not None:
-                self._io.start_fetch(fetched)
-        elif claim:
-            for wanted in absent:
-                taken.acquired.tickets[wanted.key] = self._board.claim(self._table.create(wanted))
-        else:
-            taken.acquired.missing.extend(wanted.key for wanted in absent)
-        return taken
-
-    async def _wait_for_room(self, attempt: Callable[[], Attempt | None]) -> Attempt:
-        self._counters.pool_waits += 1
-        try:
-            return await self._queue.wait(attempt)
-        except PoolBusy:
-            self._counters.pool_timeouts += 1
-            raise
-
-    async def _settle(self, taken: Attempt) -> bool:
-        """Waits for what is on its way. False when the request has to start anew."""
-        acquired = taken.acquired
-        try:
-            while taken.waits:
-                key, (_, waiter) = next(iter(taken.waits.items()))
-                result = await waiter.future
-                del taken.waits[key]
-                match result:
-                    case Handle():
-                        acquired.handles[key] = result
-                    case FillTicket():
-                        acquired.tickets[key] = result
-                    case Unfilled.MISSING:
-                        acquired.missing.append(key)
-                    case Unfilled.GONE:
-                        return False
-        except BaseException:
-            self._give_back(taken)
-            raise
-        return True
-
     def _give_back(self, taken: Attempt) -> None:
-        """Lets go of all that a request took."""
-        for entry, waiter in taken.waits.values():
-            self._board.leave(entry, waiter)
-        for handle in taken.acquired.handles.values():
-            self._table.unpin(handle)
-        self.abandon(taken.acquired.tickets.values())
-
-    def _side_stream(self, rows: torch.Tensor) -> torch.cuda.Stream | None:
-        """A stream beside the device's compute, behind what made `rows`: the legacy default stream has no
-        batched copy.
-        """
-        if not rows.is_cuda:
-            return None
-        if self._stream is None:
-            self._stream = torch.cuda.Stream(rows.device)  # type: ignore[no-untyped-call]
-        self._stream.wait_stream(torch.cuda.current_stream(rows.device))
-        return self._stream
-
-    def _submit_copy(self, call: Any) -> Job[Any]:
-        job = self._copies.submit(call)
-        assert job is not None, "copies are never refused"
-        self._copying.add(job)
-        job.future.add_done_callback(lambda _: self._copying.discard(job))
-        return job
-
-    def _fail_copy(self, entry: Entry, job: Job[Any] | None) -> None:
-        """Gives up an entry whose fill failed; its pages drain while the copy still writes them."""
-        if job is None or job.future.done() or self._copies.give_up(job):
-            self._board.fail(entry)
-        else:
-            self._board.fail(entry, draining=True)
-            job.future.add_done_callback(lambda _: self._table.drained(entry))
-
-    def _end_pin(self, handle: Handle, ended: asyncio.Future[Any]) -> None:
-        ended.exception()
-        self._releasing.remove(handle)
-        self._table.unpin(handle)
+        self._admission.give_back(taken)
 
     def _checked(self, wanted: Sequence[Wanted]) -> dict[MediaKey, Wanted]:
         requests: dict[MediaKey, Wanted] = {}
@@ -381,8 +232,3 @@ class EmbeddingCache:
     def _check_open(self) -> None:
         if self._is_closed:
             raise CacheClosed("the embedding cache is closed")
-
-
-def _wait_all(copies: Sequence[AsyncCopy]) -> None:
-    for copy in copies:
-        copy.wait()

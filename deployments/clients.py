@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from ray import serve
 from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
+from ray.serve.schema import DeploymentStatus, ReplicaState
 
 from epd.deployments.affinity import group_by_owner
 from epd.deployments.errors import EPDError, Overloaded, StageUnavailable
@@ -22,6 +24,9 @@ logger = logging.getLogger(__name__)
 # What was in a call whose replica died is sent again, at most this often: the stages' calls are idempotent.
 # An input that kills its replica is thus gone after one more death than this.
 MAX_RETRIES = 2
+
+# Longest that a question about a stage's state waits for an answer.
+STATUS_TIMEOUT_S = 5.0
 
 
 class ReplicaLost(Exception):
@@ -60,6 +65,32 @@ async def call(handle: DeploymentHandle, method: str, *args: Any) -> Any:
         except ReplicaLost as error:
             _give_up_or_log(error, retries_left)
     raise AssertionError("the loop returns or raises")
+
+
+async def ready(handle: DeploymentHandle) -> bool:
+    """Whether a stage does without its store. Raises StageUnavailable when it cannot serve.
+
+    A stage that is known to have no replica, by its autoscaling, can serve, and is not woken by the question.
+    """
+    if not live_replicas(handle.app_name, handle.deployment_name) and await _is_scaled_to_zero(handle):
+        return False
+    return bool(await call(handle, "ready"))
+
+
+async def every_stats(handle: DeploymentHandle) -> list[dict[str, Any]]:
+    """What `stats` says in each live replica; those that do not answer are passed over."""
+    try:
+        replies = await handle.broadcast("stats").results_async(timeout_s=STATUS_TIMEOUT_S)
+    except DeploymentUnavailableError:  # it has none
+        return []
+    return [reply for reply in replies if isinstance(reply, dict)]
+
+
+async def _is_scaled_to_zero(handle: DeploymentHandle) -> bool:
+    status = await asyncio.to_thread(serve.status)
+    deployment = status.applications[handle.app_name].deployments[handle.deployment_name]
+    is_well = deployment.status in (DeploymentStatus.HEALTHY, DeploymentStatus.DOWNSCALING)
+    return is_well and deployment.replica_states.keys() <= {ReplicaState.STOPPING}
 
 
 class RayEncoderClient:

@@ -24,6 +24,7 @@ from epd.deployments.batching import TokenBatcher
 from epd.deployments.errors import Overloaded
 from epd.deployments.messages import EmbedReply, MediaRef, RowsMessage, SequenceMessage
 from epd.deployments.metrics import Exporter, StageMetrics
+from epd.deployments.replica import prepare_replica
 from epd.deployments.settings import Settings
 from epd.deployments.stage import is_degraded, limit_threads, open_cache, open_model
 from epd.deployments.timing import Timings
@@ -60,6 +61,7 @@ class Embedder:
     """Owns the language model, a KV pool and, for a model with pictures, one embedding cache."""
 
     def __init__(self, settings: Settings) -> None:
+        prepare_replica()
         model = open_model(settings.model)
         limit_threads(model, settings)
         self._family = model.family

@@ -23,6 +23,7 @@ from epd.deployments.errors import Overloaded
 from epd.deployments.joining import InFlight
 from epd.deployments.messages import EncodeReply, MediaMessage, RowsMessage
 from epd.deployments.metrics import Exporter, StageMetrics
+from epd.deployments.replica import prepare_replica
 from epd.deployments.settings import Settings
 from epd.deployments.stage import is_degraded, limit_threads, open_cache, open_model
 from epd.deployments.timing import Timings
@@ -42,6 +43,7 @@ class Encoder:
     """
 
     def __init__(self, settings: Settings) -> None:
+        prepare_replica()
         model = open_model(settings.model)
         limit_threads(model, settings)
         self._images = ImagePreprocessor(model.checkpoint, max_pixels=settings.limits.max_image_pixels)
@@ -172,8 +174,8 @@ class Encoder:
         key, grid = MediaKey.parse(message.key), MediaGrid(*message.grid)
         num_tokens = grid.num_tokens(self._merge_size)
         # The caller has just asked the store: asking again would only cost time, but for what was published
-        # here and, it may be, since then.
-        ask_store = key in self._published and not message.direct
+        # here, it may be since then or while the caller could not read it.
+        ask_store = key in self._published
         acquired = await self._cache.acquire([Wanted(key, grid, num_tokens)], claim=True, ask_store=ask_store)
         if (handle := acquired.handles.get(key)) is not None:
             return handle

@@ -11,14 +11,21 @@ import numpy.typing as npt
 from ray.serve.handle import DeploymentHandle
 
 from epd.deployments.auth import Gate
-from epd.deployments.clients import RayEmbedderClient, RayEncoderClient, call
+from epd.deployments.clients import (
+    STATUS_TIMEOUT_S,
+    RayEmbedderClient,
+    RayEncoderClient,
+    every_stats,
+    ready,
+)
 from epd.deployments.directory import StoreDirectory
-from epd.deployments.errors import EPDError, StageUnavailable
+from epd.deployments.errors import StageUnavailable
 from epd.deployments.fetch import UrlFetcher
 from epd.deployments.items import parse_input
 from epd.deployments.loop_lag import LoopLag
 from epd.deployments.metrics import Exporter, StageMetrics
 from epd.deployments.preparation import ItemPreparer, TokenRules
+from epd.deployments.replica import prepare_replica
 from epd.deployments.requests import EmbeddingRequest
 from epd.deployments.service import Embedded, EmbeddingService
 from epd.deployments.settings import LimitSettings, Settings
@@ -26,8 +33,6 @@ from epd.deployments.stage import OpenModel, open_model, open_store
 from epd.deployments.timing import Timings
 from epd.models.images import ImagePreprocessor
 
-# Longest that /health and /info wait for a stage.
-_STATUS_TIMEOUT_S = 5.0
 # Longest that the lookup in the store may hold up a request: it saves a round, no more.
 _LOOKUP_TIMEOUT_S = 0.25
 
@@ -45,9 +50,11 @@ class Ingress:
         encoder: DeploymentHandle | None = None,
         store: DeploymentHandle | None = None,
     ) -> None:
+        prepare_replica()
         self.settings = settings
         self.gate = Gate(settings.auth, os.environ)
-        self._stages = {"embedder": embedder, "encoder": encoder, "store": store}
+        stages = {"embedder": embedder, "encoder": encoder, "store": store}
+        self._stages = {name: handle for name, handle in stages.items() if handle is not None}
         model = open_model(settings.model)
         metrics = StageMetrics()
         self._directory: StoreDirectory | None = None
@@ -106,18 +113,16 @@ class Ingress:
     async def health(self) -> dict[str, Any]:
         """Raises StageUnavailable unless every stage can serve; says when one does without its store."""
         try:
-            async with asyncio.timeout(_STATUS_TIMEOUT_S):
-                stages = [handle for handle in self._stages.values() if handle is not None]
-                degraded = await asyncio.gather(*(call(handle, "ready") for handle in stages))
+            async with asyncio.timeout(STATUS_TIMEOUT_S):
+                degraded = await asyncio.gather(*map(ready, self._stages.values()))
         except TimeoutError:
-            raise StageUnavailable(f"a stage did not answer within {_STATUS_TIMEOUT_S} s") from None
+            raise StageUnavailable(f"a stage did not answer within {STATUS_TIMEOUT_S} s") from None
         return {"status": "degraded" if any(degraded) else "ok"}
 
     async def info(self) -> dict[str, Any]:
         """The model and the counters of every live replica, by stage."""
-        names = [name for name, handle in self._stages.items() if handle is not None]
-        stats = await asyncio.gather(*map(self._stage_stats, names))
-        stages = dict(zip(names, stats, strict=True))
+        stats = await asyncio.gather(*map(every_stats, self._stages.values()))
+        stages = dict(zip(self._stages, stats, strict=True))
         return {"model": self._model_info, "ingress": await self.stats(), "stages": stages}
 
     async def stats(self) -> dict[str, Any]:
@@ -131,12 +136,6 @@ class Ingress:
     def __del__(self) -> None:
         if (directory := getattr(self, "_directory", None)) is not None:
             directory.close()
-
-    async def _stage_stats(self, name: str) -> list[dict[str, Any]]:
-        handle = self._stages[name]
-        assert handle is not None
-        replies = await handle.broadcast("stats").results_async(timeout_s=_STATUS_TIMEOUT_S)
-        return [reply for reply in replies if not isinstance(reply, EPDError | BaseException)]
 
 
 def _make_preparer(model: OpenModel, limits: LimitSettings) -> ItemPreparer:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
-from transformers import BertModel
 
 from epd.kernels.attention.base import AttentionPass
 from epd.models.base import KVShape
@@ -63,7 +62,7 @@ class BertFamily(TextFamily):
     ) -> BertLanguageModel:
         """Raises CheckpointError when the weights do not fit."""
         model = load_part(
-            BertModel,
+            "BertModel",
             checkpoint,
             self.embedder_prefix,
             checkpoint.config,

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from epd.models.attention import IMPLEMENTATION
 from epd.models.checkpoint import Checkpoint
 from epd.models.errors import CheckpointError
 
@@ -15,7 +14,7 @@ _NAMED_AT_MOST = 10
 
 
 def load_part(
-    model_class: Any,
+    class_name: str,
     checkpoint: Checkpoint,
     prefix: str,
     config: Any,
@@ -25,18 +24,23 @@ def load_part(
     not_ours: Sequence[str] = (),
     **arguments: object,
 ) -> Any:
-    """`model_class(config, **arguments)` with the tensors under `prefix`, for inference.
+    """transformers' `class_name(config, **arguments)` with the tensors under `prefix`, for inference.
 
     Only the files that hold such a tensor are opened. `not_ours`: names after the prefix (or starts of
     names) that belong to another part, such as a head.
     Raises CheckpointError that names the weights when some are missing, left over or of another shape.
     """
+    # Imported here: its models take seconds to import, and an Ingress loads none.
+    import transformers
+
+    from epd.models.attention import IMPLEMENTATION
+
     tensors = {
         name.removeprefix(prefix): tensor
         for name, tensor in checkpoint.read_tensors(prefix).items()
         if not name.removeprefix(prefix).startswith(tuple(not_ours))
     }
-    model, info = model_class.from_pretrained(
+    model, info = getattr(transformers, class_name).from_pretrained(
         None,
         config=config,
         state_dict=tensors,
@@ -56,7 +60,7 @@ def load_part(
     ]
     if any(troubles):
         told = "; ".join(filter(None, troubles))
-        raise CheckpointError(f"{checkpoint.name} does not fit {model_class.__name__}: {told}")
+        raise CheckpointError(f"{checkpoint.name} does not fit {class_name}: {told}")
     return model.eval().requires_grad_(False).to(device)
 
 

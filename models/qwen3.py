@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
-from transformers import Qwen3Model
 
 from epd.kernels.attention.base import AttentionPass
 from epd.models.base import KVShape
@@ -56,7 +55,7 @@ class Qwen3Family(TextFamily):
     ) -> Qwen3LanguageModel:
         """Raises CheckpointError when the weights do not fit."""
         model = load_part(
-            Qwen3Model,
+            "Qwen3Model",
             checkpoint,
             self.embedder_prefix,
             checkpoint.config,

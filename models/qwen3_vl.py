@@ -8,7 +8,6 @@ from hashlib import blake2b
 from typing import Any
 
 import torch
-from transformers import Qwen3VLTextModel, Qwen3VLVisionModel
 
 from epd.cache.types import MediaGrid, RowLayout
 from epd.kernels.attention.base import AttentionPass
@@ -148,7 +147,7 @@ class Qwen3VLFamily:
     ) -> Qwen3VLVisionTower:
         """Reads `model.visual.*` alone. Raises CheckpointError when the weights do not fit."""
         config = checkpoint.config.vision_config
-        model = load_part(Qwen3VLVisionModel, checkpoint, ENCODER_PREFIX, config, dtype, device)
+        model = load_part("Qwen3VLVisionModel", checkpoint, ENCODER_PREFIX, config, dtype, device)
         model.patch_embed = PatchEmbedding(model.patch_embed.proj, byte_table(checkpoint))
         return Qwen3VLVisionTower(model, attention)
 
@@ -158,7 +157,7 @@ class Qwen3VLFamily:
         """Reads `model.language_model.*` alone. Raises CheckpointError when the weights do not fit."""
         config = checkpoint.config.text_config
         return Qwen3VLLanguageModel(
-            load_part(Qwen3VLTextModel, checkpoint, EMBEDDER_PREFIX, config, dtype, device)
+            load_part("Qwen3VLTextModel", checkpoint, EMBEDDER_PREFIX, config, dtype, device)
         )
 
 

@@ -20,6 +20,9 @@ class GuardedStore:
     def register(self, memory: torch.Tensor) -> None:
         self._store.register(memory)
 
+    def near(self) -> Store | None:
+        return self._store.near()
+
     def exists(self, keys: Sequence[str]) -> list[bool]:
         call = self._breaker.admit()
         if call is None:

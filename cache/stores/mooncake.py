@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from epd.cache.errors import StoreUnavailable
-from epd.cache.stores.base import Buffers, GetResult, PutResult, total_size
+from epd.cache.stores.base import Buffers, GetResult, PutResult, Store, total_size
 from epd.cache.stores.mooncake_client import MAX_TRANSFERS, Client, ClientSlot
 from epd.cache.stores.mooncake_library import import_store
 
@@ -61,6 +61,9 @@ class MooncakeStore:
 
     def register(self, memory: torch.Tensor) -> None:
         self._slot.register(memory.data_ptr(), memory.nbytes)
+
+    def near(self) -> Store | None:
+        return None
 
     def exists(self, keys: Sequence[str]) -> list[bool]:
         with self._slot.use(0, self._timeout_s) as client:

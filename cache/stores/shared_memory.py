@@ -11,7 +11,7 @@ from threading import Lock
 
 import torch
 
-from epd.cache.stores.base import Buffers, GetResult, PutResult, total_size
+from epd.cache.stores.base import Buffers, GetResult, PutResult, Store, total_size
 from epd.cache.stores.host_files import HostDirectory, file_name, remove_abandoned
 
 logger = logging.getLogger(__name__)
@@ -49,6 +49,9 @@ class SharedMemoryStore:
 
     def register(self, memory: torch.Tensor) -> None:
         """Nothing to do: files are read into any memory."""
+
+    def near(self) -> Store | None:
+        return self
 
     def exists(self, keys: Sequence[str]) -> list[bool]:
         return [self._directory.exists(key) for key in keys]

@@ -24,6 +24,9 @@ class TieredStore:
         self._host.register(memory)
         self._far.register(memory)
 
+    def near(self) -> Store | None:
+        return self._host
+
     def exists(self, keys: Sequence[str]) -> list[bool]:
         found = self._host.exists(keys)
         absent = [i for i, there in enumerate(found) if not there]

@@ -8,7 +8,7 @@ from threading import Event, Lock
 
 import torch
 
-from epd.cache.stores.base import Buffers, GetResult, PutResult, total_size
+from epd.cache.stores.base import Buffers, GetResult, PutResult, Store, total_size
 
 
 class FakeStore:
@@ -32,6 +32,9 @@ class FakeStore:
 
     def register(self, memory: torch.Tensor) -> None:
         self.registered.append(memory)
+
+    def near(self) -> Store | None:
+        return None
 
     def exists(self, keys: Sequence[str]) -> list[bool]:
         return [key in self.objects for key in keys]

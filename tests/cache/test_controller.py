@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from threading import Event
 
 import pytest
 import torch
 
 from epd.cache.errors import CacheClosed, PoolBusy, RequestTooLarge
 from epd.cache.types import MediaGrid, Wanted
+from epd.kernels.transfer import AsyncCopy
 from tests.cache.fakes import FakeStore
 from tests.cache.tools import FakeEncoder, loaded, make_cache, rows_of, wanted
 
@@ -285,4 +287,36 @@ async def test_close_ends_waits_and_refuses_new_work() -> None:
     await cache.close()
     assert store.is_closed
     assert cache.stats()["pages_free"] == 2
+    cache.check_integrity()
+
+
+class FakeCopyEvent:
+    """A device's copy that ends when told."""
+
+    def __init__(self) -> None:
+        self.gate = Event()
+
+    def query(self) -> bool:
+        return self.gate.is_set()
+
+    def synchronize(self) -> None:
+        self.gate.wait()
+
+
+async def test_a_released_entry_stays_until_its_load_has_ended() -> None:
+    """While the device still reads the rows their pages are pinned; then they can be had."""
+    cache, encoder = make_cache(num_pages=2), FakeEncoder()
+    handle = (await encoder.hold(cache, wanted(1)))[wanted(1)]
+    event = FakeCopyEvent()
+    handle.copies.append(AsyncCopy("batch", event))
+    cache.release([handle])
+    assert cache.stats()["pins"] == 1
+    with pytest.raises(ValueError, match="released before"):
+        cache.release([handle])
+    other = asyncio.create_task(cache.acquire([wanted(2)], claim=True, ask_store=False))
+    await asyncio.sleep(0)
+    assert cache.stats()["waiting"] == 1
+    event.gate.set()
+    cache.abandon((await other).tickets.values())
+    assert (cache.stats()["pins"], cache.stats()["pages_free"]) == (0, 2)
     cache.check_integrity()

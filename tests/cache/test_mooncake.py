@@ -199,7 +199,7 @@ def test_a_close_during_a_call_waits_for_its_end() -> None:
         gate.wait()
 
     client.on_call = block
-    call = Thread(target=store.put_from, args=(["a"], [runs(memory, 1)]))
+    call = Thread(target=store.put_from, args=(["a"], [runs(memory, 1)]), daemon=True)
     call.start()
     began.wait()
     store.close()
@@ -239,7 +239,7 @@ def test_transfers_in_flight_are_bounded_over_all_threads() -> None:
         gate.wait()
 
     client.on_call = block
-    call = Thread(target=store.put_from, args=(["a"], [runs(memory, 4)]))
+    call = Thread(target=store.put_from, args=(["a"], [runs(memory, 4)]), daemon=True)
     call.start()
     began.wait()
     assert store.get_into(["a"], [runs(memory, 2)]) == [GetResult.SKIPPED]

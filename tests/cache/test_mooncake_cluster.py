@@ -190,38 +190,49 @@ async def test_a_segment_owner_that_dies_mid_transfer_costs_hits_and_no_request(
 
     base = torch.randn(512, 1024)
     writer, reader = replica(), replica()
-    encoder = FakeEncoder(lambda item: base + int(item.key.digest[:4], 16))
-    stop = asyncio.Event()
-    checked = 0
+    stop, was_read = asyncio.Event(), asyncio.Event()
+    stored: list[Wanted] = []
 
-    async def write(first: int) -> None:
-        number = first
+    def rows(item: Wanted) -> torch.Tensor:
+        return base + int(item.key.digest[:4], 16)
+
+    async def write() -> None:
+        number = 60_000
         while not stop.is_set():
-            writer.release((await encoder.hold(writer, large(number))).values())
+            item = large(number)
+            acquired = await writer.acquire([item], claim=True, ask_store=True)
+            handle = await writer.fill(acquired.tickets[item.key], rows(item))
+            if (await writer.publish([handle]))[item.key]:
+                stored.append(item)
+            writer.release([handle])
             number += 1
 
-    async def read(first: int) -> None:
-        nonlocal checked
-        number = first
+    async def read() -> None:
+        number = 0
         while not stop.is_set():
-            acquired = await reader.acquire([large(number)], claim=False, ask_store=True)
-            for handle in acquired.handles.values():
-                rows = torch.from_numpy(reader.rows(handle))
-                assert torch.equal(rows, encoder.rows(handle.wanted))
-                checked += 1
-            reader.release(acquired.handles.values())
-            number = number + 1 if acquired.handles else first
             await asyncio.sleep(0)
+            wished = stored[number % len(stored) :][:1] if stored else []
+            hits = reader.stats()["hits_store"]
+            acquired = await reader.acquire(wished, claim=False, ask_store=True)
+            for handle in acquired.handles.values():
+                assert torch.equal(torch.from_numpy(reader.rows(handle)), rows(handle.wanted))
+            if reader.stats()["hits_store"] > hits:
+                was_read.set()
+            reader.release(acquired.handles.values())
+            number += 1
 
-    tasks = [asyncio.create_task(job) for job in (write(60_000), read(60_000))]
-    await asyncio.sleep(0.3)
+    tasks = [asyncio.create_task(job) for job in (write(), read())]
     for _ in range(2):
-        kill(server.owner.pid)
-        await asyncio.to_thread(wait_until, lambda: is_well(server))
-        await asyncio.sleep(0.3)
+        async with asyncio.timeout(BOUND_S):
+            await was_read.wait()
+        killed = server.owner.pid
+        kill(killed)
+        await asyncio.to_thread(wait_until, lambda: server.owner.pid not in (killed, None))  # noqa: B023
+        was_read.clear()
+    async with asyncio.timeout(BOUND_S):
+        await was_read.wait()
     stop.set()
     await asyncio.gather(*tasks)
-    assert checked > 0
     cache = connect(server)
     assert await is_stored(server, await publish_until_stored(cache, 70_000))
     for replica_cache in (writer, reader, cache):

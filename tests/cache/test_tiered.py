@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any
 
 import torch
 
+from epd.cache.handles import Acquired
 from epd.cache.pool import PagePool
 from epd.cache.stores.base import GetResult, PutResult, Store
 from epd.cache.stores.tiered import TieredStore
@@ -95,3 +98,65 @@ async def test_the_host_serves_on_while_the_far_store_fails() -> None:
     assert reader.stats()["get_failures"] == 1
     reader.release(acquired.handles.values())
     await asyncio.gather(writer.close(), reader.close())
+
+
+def at_once(acquire: Coroutine[Any, Any, Acquired]) -> Acquired | None:
+    """What it returns when it never has to wait, else None."""
+    try:
+        acquire.send(None)
+    except StopIteration as end:
+        acquired: Acquired = end.value
+        return acquired
+    acquire.close()
+    return None
+
+
+async def test_small_rows_of_this_host_are_read_without_waiting() -> None:
+    """They come in the step that asks for them, and are counted as the host's; large ones go by a thread."""
+    host, _, store = make_tiers()
+    writer = make_cache(host)
+    writer.release((await FakeEncoder().hold(writer, wanted(1))).values())
+    cache = make_cache(store)
+    acquired = at_once(cache.acquire([wanted(1)], claim=False, ask_store=True))
+    assert acquired is not None
+    (handle,) = acquired.handles.values()
+    assert torch.equal(torch.from_numpy(cache.rows(handle)), rows_of(wanted(1)))
+    assert cache.stats()["hits_host"] == 1
+    large = make_cache(store, inline_copy_bytes=8)
+    assert at_once(large.acquire([wanted(1)], claim=False, ask_store=True)) is None
+    for each in (cache, large):
+        await each.close()
+
+
+async def test_damaged_rows_of_this_host_are_removed_and_read_from_afar() -> None:
+    """A flipped byte on the host costs one more read, of the far store, and is counted."""
+    host, far, store = make_tiers()
+    writer = make_cache(store)
+    writer.release((await FakeEncoder().hold(writer, wanted(1))).values())
+    key = str(wanted(1).key)
+    host.objects[key] = far.objects[key][:-1] + bytes([far.objects[key][-1] ^ 1])
+    cache = make_cache(store)
+    (handle,) = (await cache.acquire([wanted(1)], claim=False, ask_store=True)).handles.values()
+    assert torch.equal(torch.from_numpy(cache.rows(handle)), rows_of(wanted(1)))
+    stats = cache.stats()
+    assert (stats["integrity_failures"], stats["hits_host"], stats["hits_store"]) == (1, 0, 1)
+    assert host.objects == far.objects
+
+
+async def test_a_host_store_that_raises_leaves_the_read_to_the_thread() -> None:
+    """A mistake in it loses no entry."""
+    host, far, store = make_tiers()
+    writer = make_cache(far)
+    writer.release((await FakeEncoder().hold(writer, wanted(1))).values())
+    raised: list[bool] = []
+
+    def raise_once() -> None:
+        if not raised:
+            raised.append(True)
+            raise RuntimeError("of the test")
+
+    host.on_get = raise_once
+    cache = make_cache(store)
+    assert list((await cache.acquire([wanted(1)], claim=False, ask_store=True)).handles) == [wanted(1).key]
+    assert raised
+    cache.check_integrity()

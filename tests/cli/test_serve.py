@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 import pytest
 
-from epd.cli.serve import default_config, run, serve_program, with_start_flags
+from epd.cli.serve import default_config, run, with_start_flags
 
 
 class FakeExecute:
@@ -25,13 +26,14 @@ def options(config: str | None) -> argparse.Namespace:
 
 
 def test_it_becomes_serve_run(tmp_path: Path) -> None:
-    """`serve run CONFIG`, with the flags that Ray reads as it starts."""
+    """The `serve run` that drains, with the flags that Ray reads as it starts."""
     config = tmp_path / "mine.yaml"
     config.write_text("applications: []\n")
     execute = FakeExecute()
     assert run(options(str(config)), execute) == 0
     ((program, arguments, environ),) = execute.calls
-    assert (program, arguments[1:]) == (serve_program(), ["run", str(config)])
+    assert program == sys.executable
+    assert arguments == [program, "-m", "epd.deployments.run", str(config)]
     assert "RAY_worker_niceness" in environ
 
 
@@ -39,7 +41,7 @@ def test_without_a_config_the_packages_own_is_served() -> None:
     """One host and the demo checkpoint."""
     execute = FakeExecute()
     assert run(options(None), execute) == 0
-    assert execute.calls[0][1][2] == str(default_config())
+    assert execute.calls[0][1][-1] == str(default_config())
     assert default_config().is_file()
 
 

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -187,6 +187,12 @@ class Server:
     def stage(self, name: str) -> list[dict[str, Any]]:
         """Counters of a stage's live replicas, from /info."""
         return self.get("/info").raise_for_status().json()["stages"][name]  # type: ignore[no-any-return]
+
+    def serve_log_lines(self) -> Iterator[str]:
+        """What Serve's processes have logged to files so far, without order."""
+        for path in self._folder.glob("ray/session_*/logs/serve/*.log"):
+            if not path.parents[2].is_symlink():
+                yield from path.read_text().splitlines()
 
     def master_metric(self, name: str) -> float:
         """A counter of mooncake_master's own Prometheus page."""

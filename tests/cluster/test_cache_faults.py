@@ -93,13 +93,17 @@ def test_swapped_pictures_have_another_vector(server: Server, truth: Truth) -> N
 
 
 def test_more_pictures_than_pages_are_each_encoded_once(server: Server, truth: Truth) -> None:
-    """64 requests at once over 8 pictures, with room for 6, are all true and encode each picture once."""
+    """64 requests at once over 8 pictures, with room for 6, are all true and encode each picture once; again
+    only what the encoder could not leave in the store.
+    """
     wanted = pictures(8, seed=4)
     requests = [[(wanted[i % len(wanted)],)] for i in range(64)]
     grown = counted(server, ("encoder", "encodes"))
+    unstored = counted(server, *(("encoder", name) for name in ("put_timeouts", "put_failures")))
     for items, answer in zip(requests, ask_all(server, requests), strict=True):
         truth.check(items, answer)
-    assert grown() == (len(wanted),)
+    (encodes,) = grown()
+    assert len(wanted) <= encodes <= len(wanted) + sum(unstored()), server.stage("encoder")
 
 
 def test_an_item_of_more_pictures_than_the_pool_holds_is_refused(server: Server) -> None:

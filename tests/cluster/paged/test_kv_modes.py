@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.cluster.mixed_items import cases, embed
 from tests.cluster.server import Server
-from tests.cluster.test_truth import cases, embed
 from tests.oracle import Oracle, assert_same, cosine
 
 pytestmark = pytest.mark.cluster
 
 
-@pytest.fixture(scope="module")
-def paged() -> Iterator[Server]:
-    kv = {"kv_cache": "paged", "prefill_chunk_tokens": 32, "prefix_cache": True, "page_size": 8}
-    with Server({"kv": kv}) as server:
-        yield server
-
-
-def test_chunks_and_prefixes_give_the_plain_vectors(paged: Server, demo_folder: Path, photo: bytes) -> None:
+def test_chunks_and_prefixes_give_the_plain_vectors(
+    paged_server: Server, demo_folder: Path, photo: bytes
+) -> None:
     """Long items run in chunks, repeated ones from cached prefixes; the vectors are the plain forward's."""
     oracle = Oracle(demo_folder)
     items = [*cases(photo, seed=20), {"parts": [photo, "a caption that is long enough for chunks " * 8]}]
     expected = [oracle.embed(item) for item in items]
-    (before,) = paged.stage("embedder")
-    first = embed(paged, items)
-    (chunked,) = paged.stage("embedder")
-    again = embed(paged, items)
-    (reused,) = paged.stage("embedder")
+    (before,) = paged_server.stage("embedder")
+    first = embed(paged_server, items)
+    (chunked,) = paged_server.stage("embedder")
+    again = embed(paged_server, items)
+    (reused,) = paged_server.stage("embedder")
 
     for vectors in (first, again):
         for vector, truth in zip(vectors, expected, strict=True):
