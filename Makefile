@@ -51,6 +51,8 @@ bench: setup
 	$(BIN)/python -m benchmarks.kv_memory
 	$(BIN)/python -m benchmarks.patches
 	$(BIN)/python -m benchmarks.skip_kv
+	$(BIN)/python -m benchmarks.sizing
+	$(BIN)/python -m benchmarks.fleet
 	$(BIN)/python -m benchmarks.serve_load
 
 clean:

@@ -79,7 +79,11 @@ class StoreSettings(_Frozen):
     host_bytes: int = Field(
         0,
         ge=0,
-        description="memory (/dev/shm) that the replicas of a host, or pod, share in front of Mooncake",
+        description="memory that the replicas of a host, or pod, share in front of Mooncake",
+    )
+    host_path: str = Field(
+        "/dev/shm",
+        description="the folder in which that memory lies; for several pods, a volume that they share",
     )
     start_timeout_s: float = Field(60.0, gt=0, description="longest a replica waits for the master at start")
 
@@ -111,8 +115,10 @@ class StoreSettings(_Frozen):
         if self.backend == "shared_memory" and not self.host_bytes:
             raise ValueError(
                 f"store.backend is 'shared_memory' but store.host_bytes is {self.host_bytes}: "
-                "say how much of /dev/shm it may take"
+                f"say how much of {self.host_path} it may take"
             )
+        if not self.host_path.startswith("/"):
+            raise ValueError(f"store.host_path must be an absolute path, got {self.host_path!r}")
         if self.managed and self.port == self.metrics_port:
             raise ValueError(
                 f"store.address uses port {self.port} and store.metrics_port is {self.metrics_port}: "

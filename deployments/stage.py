@@ -6,6 +6,7 @@ import hashlib
 import logging
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import ray.util
 import torch
@@ -77,8 +78,11 @@ def open_store(settings: StoreSettings) -> Store:
     """A client of the store, behind its circuit breaker.
 
     Waits for the master for `start_timeout_s`: replicas and a managed master start side by side. Raises
-    StoreUnavailable when it has not come by then, and ValueError when /dev/shm has no room for `host_bytes`.
+    StoreUnavailable when it has not come by then, and ValueError when `host_path` is no folder, or has
+    no room for `host_bytes`.
     """
+    if settings.host_bytes and not Path(settings.host_path).is_dir():
+        raise ValueError(f"store.host_path is {settings.host_path!r}, and there is no such folder here")
     deadline = time.monotonic() + settings.start_timeout_s
     while True:
         try:
@@ -89,6 +93,7 @@ def open_store(settings: StoreSettings) -> Store:
                 device=settings.device,
                 shared_memory_name=_host_name(settings) if settings.host_bytes else None,
                 shared_memory_bytes=settings.host_bytes,
+                shared_memory_parent=Path(settings.host_path),
                 timeout_s=settings.timeout_s,
             )
             break

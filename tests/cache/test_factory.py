@@ -29,6 +29,15 @@ def test_shared_memory_alone_has_no_breaker() -> None:
     assert not Path(f"/dev/shm/epd-test-{os.getpid()}").exists()
 
 
+def test_shared_memory_lies_in_the_folder_that_was_named(tmp_path: Path) -> None:
+    """Another folder than /dev/shm can be given, such as a volume that several pods share."""
+    store = make_store(shared_memory_name="rows", shared_memory_bytes=1 << 16, shared_memory_parent=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["epd-rows"]
+    assert store is not None
+    store.close()
+    assert not list(tmp_path.iterdir())
+
+
 def test_memory_that_is_not_there_is_refused() -> None:
     """Before anything else is started."""
     with pytest.raises(ValueError, match="was asked for"):

@@ -98,6 +98,10 @@ class Process:
                 command, cwd="/", env=dict(env), stdin=subprocess.DEVNULL, stdout=output, stderr=output
             )
 
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
     def wait(self, timeout_s: float) -> int:
         """Its exit status."""
         return self._process.wait(timeout_s)

@@ -13,7 +13,7 @@ import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,7 +42,7 @@ pytestmark = [
 RPC_PORT = 50051
 REPLICA = "ray::ServeReplica:epd:"
 RESOURCES = {"encoder": {"epd_encoder": 1}, "embedder": {"epd_embedder": 1, "epd_ingress": 1}}
-# Named, as in k8s/: a raylet that has to wait for its agents to find ports gives up on a busy machine.
+# Named, as in k8s/.
 AGENT_PORTS = (
     "--metrics-export-port=8080",
     "--dashboard-agent-listen-port=52365",
@@ -85,7 +85,7 @@ class Cluster:
             "RAY_AUTH_TOKEN": token,
             "RAY_worker_niceness": "0",
             # A node that is silent for 12 to 20 s is dead; one that starts on a busy machine is not.
-            "RAY_raylet_start_wait_time_s": "240",
+            "RAY_raylet_start_wait_time_s": "60",
             "RAY_health_check_period_ms": "3000",
             "RAY_health_check_timeout_ms": "5000",
             "RAY_health_check_initial_delay_ms": "5000",
@@ -100,13 +100,8 @@ class Cluster:
             *(f"--rpc_address={head.address}", f"--rpc_port={RPC_PORT}", f"--metrics_host={head.address}"),
             env=self.env,
         )
-        self.pods["head"] = head.start(
-            "ray",
-            *(RAY, "start", "--head", "--block", f"--node-ip-address={head.address}", "--port=6379"),
-            *("--num-cpus=0", "--include-dashboard=false", "--object-store-memory=100000000", *AGENT_PORTS),
-            env=self.env,
-        )
-        wait_until(lambda: "Ray runtime started" in self.pods["head"].log.read_text(), 270, "Ray's head")
+        self.start_node("head")
+        self.await_node("head", lambda: "Ray runtime started" in self.pods["head"].log.read_text())
         self.watch = self.pods["head"].execute(
             "watch",
             *(sys.executable, ROOT / "tests/cluster/watch_nodes.py", f"{head.address}:6379"),
@@ -114,7 +109,7 @@ class Cluster:
         )
         wait_until(lambda: len(self.nodes()) == 1, 120, "the first node")
         for name in RESOURCES:
-            self.start_worker(name)
+            self.start_node(name)
         # Rows lie on the host that reads them.
         self.pods["segment"] = self.hosts["embedder"].start(
             "segment",
@@ -122,7 +117,8 @@ class Cluster:
             *("--master", f"{head.address}:{RPC_PORT}", "--host", self.hosts["embedder"].address),
             env=self.env,
         )
-        wait_until(lambda: len(self.nodes()) == 3, 240, "three Ray nodes")
+        for name in RESOURCES:
+            self.await_node(name)
         self.serve = self.pods["head"].execute(
             "serve",
             *(SERVE, "run", "--address", f"{head.address}:6379", self.config()),
@@ -137,15 +133,33 @@ class Cluster:
             if process is not None:
                 process.kill()
 
-    def start_worker(self, name: str) -> None:
+    def start_node(self, name: str) -> None:
         host = self.hosts[name]
+        if name == "head":
+            role = ["--head", "--port=6379", "--num-cpus=0", "--include-dashboard=false"]
+        else:
+            role = [f"--address={self.hosts['head'].address}:6379", "--num-cpus=1"]
+            role += ["--resources", json.dumps(RESOURCES[name])]
         self.pods[name] = host.start(
             "ray",
-            *(RAY, "start", "--block", f"--address={self.hosts['head'].address}:6379", "--num-cpus=1"),
-            *(f"--node-ip-address={host.address}", "--object-store-memory=100000000"),
-            *("--resources", json.dumps(RESOURCES[name]), *AGENT_PORTS),
+            *(RAY, "start", "--block", f"--node-ip-address={host.address}"),
+            *(*role, "--object-store-memory=100000000", *AGENT_PORTS),
             env=self.env,
         )
+
+    def await_node(self, name: str, is_there: Callable[[], bool] | None = None) -> None:
+        """Blocks until the node runs. Does what the kubelet does: a raylet gives up when its agents have not
+        started within seconds, which happens on a busy machine; its pod is started again.
+        """
+
+        def is_running() -> bool:
+            if is_there() if is_there else self.hosts[name].address in self.nodes():
+                return True
+            if self.pods[name].has_ended:
+                self.start_node(name)
+            return False
+
+        wait_until(is_running, 240, f"the node {name}")
 
     def nodes(self) -> list[str]:
         """Addresses of the live nodes, as Ray's head counts them; none while it does not say."""
@@ -312,8 +326,8 @@ def test_a_host_is_cut_off_and_comes_back(cluster: Cluster, oracle: Oracle, vict
         host.mend()
         # What the kubelet does: a node that was given up must not go on.
         cluster.pods[victim].kill()
-        cluster.start_worker(victim)
-        wait_until(lambda: host.address in cluster.nodes(), 240, "the node's return")
+        cluster.start_node(victim)
+        cluster.await_node(victim)
         keeps_working(cluster)
         wait_until(cluster.is_healthy, 60, "health")
         mended_at = time.monotonic()

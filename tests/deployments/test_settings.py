@@ -22,6 +22,7 @@ def test_no_arguments_are_a_valid_application() -> None:
         ({"model": {"pth": "x"}}, ["model.pth"]),
         ({"store": {"backend": "redis"}}, ["store.backend", "mooncake"]),
         ({"store": {"backend": "shared_memory"}}, ["shared_memory", "store.host_bytes", "0"]),
+        ({"store": {"host_path": "rows"}}, ["store.host_path", "'rows'"]),
         ({"store": {"address": "nowhere"}}, ["store.address", "'nowhere'"]),
         ({"store": {"address": "h:9003", "metrics_port": 9003}}, ["9003", "store.metrics_port"]),
         ({"store": {"device": "mlx5_0"}}, ["mlx5_0", "tcp"]),

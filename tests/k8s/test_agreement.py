@@ -201,18 +201,40 @@ def test_each_deployment_lands_on_its_group(overlay: str) -> None:
 
 
 def test_memory_fits(overlay: str) -> None:
-    """A pod's limit holds its shared memory and its replicas' page pools; a segment's holds the segment."""
+    """A pod's limit holds its shared memory, its replicas' page pools and what they write to the node's
+    memory; a segment's holds the segment.
+    """
     settings = Settings.model_validate(arguments(overlay))
     params = {"head": ray_cluster(overlay)["headGroupSpec"]["rayStartParams"]}
     params |= {name: group["rayStartParams"] for name, group in groups(overlay).items()}
     pools = {"head": 0, "encoder": settings.encoder.pool_bytes, "embedder": settings.embedder.pool_bytes}
     for name, pool_bytes in pools.items():
         shared = quantity(pods(overlay)[name].volume("shared-mem")["emptyDir"]["sizeLimit"])
-        assert int(params[name]["object-store-memory"]) + settings.store.host_bytes < shared
-        assert shared + pool_bytes < quantity(pods(overlay)[name].main["resources"]["limits"]["memory"])
+        of_pod, of_node = host_memory(overlay, name, settings)
+        assert int(params[name]["object-store-memory"]) + of_pod < shared
+        limit = quantity(pods(overlay)[name].main["resources"]["limits"]["memory"])
+        assert shared + pool_bytes + of_node < limit
     segment = pods(overlay)["store-segment"]
     limit = quantity(segment.main["resources"]["limits"]["memory"])
     assert int(segment.environment()["SEGMENT_BYTES"]) + 2**28 < limit
+
+
+def host_memory(overlay: str, name: str, settings: Settings) -> tuple[int, int]:
+    """Bytes of rows in a pod's own shared memory, and in its node's, which is a volume of a claim."""
+    store = settings.store
+    if name == "head" or not store.host_bytes:
+        return 0, 0
+    mounts = {one["mountPath"]: one for one in pods(overlay)[name].main["volumeMounts"]}
+    mount = mounts[store.host_path]
+    if mount["name"] == "shared-mem":
+        return store.host_bytes, 0
+    claim = pods(overlay)[name].volume(mount["name"])["persistentVolumeClaim"]["claimName"]
+    volume = by_name(overlay, "PersistentVolumeClaim", claim)["spec"]["volumeName"]
+    spec = by_name(overlay, "PersistentVolume", volume)["spec"]
+    assert spec["hostPath"]["path"] == "/dev/shm"
+    assert spec["claimRef"] == {"namespace": "epd", "name": claim}
+    assert quantity(spec["capacity"]["storage"]) >= store.host_bytes
+    return 0, store.host_bytes
 
 
 def test_mounts_have_volumes(overlay: str) -> None:
