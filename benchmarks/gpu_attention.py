@@ -17,13 +17,13 @@ import torch
 
 from benchmarks.kv_timing import (
     ForwardTimes,
-    machine,
+    about,
     make_model,
     profile_forward,
-    table,
     time_forward,
     time_layer,
 )
+from benchmarks.report import table
 from benchmarks.skip_kv import BATCHES, FORWARD_HEADER, LAYER_HEADER, forward_row, layer_row
 from epd.kernels.attention.backends import backend_for
 
@@ -83,7 +83,7 @@ def measure(
     goals = [latency_goal(timed[30, 30]), throughput_goal(timed[batches[-1]])] if judged else []
     probe = torch.empty(1, 16, 128, dtype=dtype, device=device)
     parts = [
-        machine(device),
+        about(device),
         f"attention backend: {backend_for(probe, probe).name}, {dtype}",
         table(LAYER_HEADER, layers),
         table(FORWARD_HEADER, forwards),

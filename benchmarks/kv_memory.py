@@ -13,7 +13,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.kv_timing import machine, table
+from benchmarks.kv_timing import about
+from benchmarks.report import table
 from epd.cache.kv.base import KVShape
 from epd.cache.kv.noop import NoOpKVPool
 from epd.cache.kv.paged import PagedKVPool
@@ -67,7 +68,7 @@ def _row(name: str, none: NoOpKVPool, paged: PagedKVPool, grown: str) -> list[st
 
 def main() -> None:
     """Measure, print and keep."""
-    head = machine("cpu")
+    head = about("cpu")
     rows = [measured_row(name, shape) for name, shape in SHAPES.items()]
     rows += [computed_row(name, shape) for name, shape in SHAPES.items()]
     text = f"{head}\n\n{table(HEADER, rows)}\n"

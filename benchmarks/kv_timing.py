@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import platform
 import resource
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -17,6 +15,7 @@ import numpy as np
 import torch
 from transformers import Qwen3Config, Qwen3Model
 
+from benchmarks.report import machine
 from epd.cache.kv.base import KVShape
 from epd.cache.kv.leases import KVPages
 from epd.cache.kv.paged import PagedKVPool
@@ -192,30 +191,11 @@ def peak_bytes(device: str) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def machine(device: str) -> str:
-    """One line: date, processor, threads, versions, load."""
-    name = platform.processor() or platform.machine()
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            name = line.partition(":")[2].strip()
-            break
-    if device == "cuda":
-        name = torch.cuda.get_device_name()
-    load = Path("/proc/loadavg").read_text().split()[0]
-    return (
-        f"{date.today().isoformat()}, {name}, {torch.get_num_threads()} threads, torch {torch.__version__}, "
-        f"load {load} at the start, {CLOCKS[device].__name__}"
-    )
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns lined up to the right, the first to the left."""
-    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
-    lines = []
-    for row in (header, *rows):
-        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
-        lines.append("  ".join([row[0].ljust(widths[0]), *cells[1:]]))
-    return "\n".join(lines)
+def about(device: str) -> str:
+    """One line: the machine, and what decides the times on this device."""
+    name = [torch.cuda.get_device_name()] if device == "cuda" else []
+    threads = f"{torch.get_num_threads()} threads"
+    return machine(*name, threads, f"torch {torch.__version__}", CLOCKS[device].__name__)
 
 
 def _padded(tokens: int) -> int:

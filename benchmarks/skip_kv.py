@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from statistics import median
 
 import torch
@@ -21,16 +20,15 @@ from benchmarks.kv_timing import (
     CLOCKS,
     ForwardTimes,
     LayerTimes,
-    machine,
+    about,
     make_model,
     profile_forward,
-    table,
     time_forward,
     time_layer,
 )
+from benchmarks.report import RESULTS, table
 
 BATCHES = ((1, 30), (8, 30), (30, 30), (8, 512))
-RESULTS = Path(__file__).parent / "results"
 
 
 def layer_row(name: str, times: LayerTimes) -> list[str]:
@@ -76,7 +74,7 @@ def report(
     device: str, dtypes: Sequence[torch.dtype], batches: Sequence[tuple[int, int]], repeats: int
 ) -> Iterator[str]:
     """The text, section by section as it is measured."""
-    yield machine(device)
+    yield about(device)
     for dtype in dtypes:
         model = make_model(dtype, device)
         layers, forwards = [], []
@@ -107,7 +105,6 @@ def main() -> None:
         torch.set_num_threads(1)
         CLOCKS["cpu"] = time.process_time
     batches = [(int(count), int(length)) for count, length in (b.split("x") for b in options.batches)]
-    RESULTS.mkdir(exist_ok=True)
     sections: list[str] = []
     for section in report("cpu", [getattr(torch, name) for name in options.dtype], batches, options.repeats):
         print(section, end="\n\n", flush=True)

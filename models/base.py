@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 
+from epd.cache.kv.base import KVShape
 from epd.cache.types import MediaGrid, RowLayout
 from epd.kernels.attention.base import AttentionPass
 from epd.models.checkpoint import Checkpoint
 from epd.models.pooling import Pooling
 from epd.models.prompt import Prompt
 from epd.models.types import PackedBatch
-
-
-class KVShape(NamedTuple):
-    """What a KV pool must hold: head sizes are those of keys and of values."""
-
-    num_layers: int
-    num_kv_heads: int
-    head_dim_k: int
-    head_dim_v: int
 
 
 class VisionTower(Protocol):

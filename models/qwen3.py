@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 import torch
 
+from epd.cache.kv.base import KVShape
 from epd.kernels.attention.base import AttentionPass
-from epd.models.base import KVShape
 from epd.models.checkpoint import Checkpoint
 from epd.models.loading import load_part
 from epd.models.pooling import Pooling

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
+from epd.cache.kv.base import KVShape
 from epd.cache.types import MediaGrid, RowLayout
 from epd.kernels.attention.base import AttentionPass
 from epd.kernels.attention.layout import SequenceLayout
 from epd.kernels.attention.skip_kv import SkipKV
-from epd.models.base import KVShape
 from epd.models.chat_prompt import ChatPrompt
 from epd.models.checkpoint import Checkpoint
 from epd.models.image_settings import byte_table

@@ -13,7 +13,7 @@ import pytest
 from tests.cluster.server import Server, wait_until
 from tests.cluster.traffic import Traffic, Truth, ask_all, body, pictures, stages
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(600)]
 
 SCALE_S = 180.0
 
