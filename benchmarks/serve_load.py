@@ -63,7 +63,8 @@ VISION_B = {
     "deepstack_visual_indexes": [3, 6, 9],
 }
 MAX_ITEMS_PER_S = 300  # items made beforehand for each second of a loop
-HEALTH_INTERVAL_S = 0.2
+HEALTH_INTERVAL_S = 1.0
+IDLE_S = 10.0
 PROCESSES = ("Ingress", "Encoder", "Embedder", "MooncakeStore", "Proxy")
 HEADER = (
     *("workload", "loop", "items", "items/s", "p50 ms", "p99 ms", "CPU ms/item", "encodes/picture"),
@@ -123,9 +124,19 @@ class Bench:
     server: Server
     offline: Offline
     options: argparse.Namespace
+    about: str
     rows: list[list[str]] = field(default_factory=list)
     costs: list[list[str]] = field(default_factory=list)
+    idle_ms: float = 0.0
     ratios: list[list[str]] = field(default_factory=list)
+
+    def measure_idle(self) -> None:
+        """What the server costs in each second in which nobody asks for anything."""
+        with Meter(self.server).measure() as usage:
+            time.sleep(IDLE_S)
+        self.idle_ms = usage[0].cpu_ms() / IDLE_S
+        costs = [*(usage[0].cpu_ms(kind) for kind in (*PROCESSES, "")), usage[0].cpu_ms()]
+        self.costs.append(["idle, per second", *(f"{cost / IDLE_S:.2f}" for cost in costs), ""])
 
     def run(self, workload: str, per_request: int) -> None:
         """Both loops and the offline forward of one workload, asked for with so many items in a request."""
@@ -181,9 +192,21 @@ class Bench:
             ["", "offline", str(len(asked)), f"{len(asked) / wall:.0f}", "", "", cost, *[""] * 7]
         )
         self.costs[-1] += [cost]
-        throughput, spent = wall / closed[0], closed[1] / cpu
-        is_met = spent <= GOAL_CPU and throughput >= GOAL_THROUGHPUT
-        self.ratios.append([name, f"{throughput:.2f}", f"{spent:.2f}", "met" if is_met else "missed"])
+        elapsed, spent = closed
+        throughput, ratio, net = wall / elapsed, spent / cpu, (spent - self.idle_ms * elapsed / 1e3) / cpu
+        goals = "met" if ratio <= GOAL_CPU and throughput >= GOAL_THROUGHPUT else "missed"
+        self.ratios.append([name, f"{throughput:.2f}", f"{ratio:.2f}", f"{net:.2f}", goals])
+
+    def report(self) -> str:
+        """What was measured so far."""
+        costs = table(("CPU ms/item", *PROCESSES, "Ray, Mooncake", "all", "offline"), self.costs)
+        ratios = table(("closed loop to offline", "items/s", "CPU", "CPU less idle", "goals"), self.ratios)
+        about = f"{self.about}, {load_average()} at the end"
+        return f"{about}\n\n{table(HEADER, self.rows)}\n\n{costs}\n\n{ratios}\n"
+
+    def keep(self) -> None:
+        name = "serve_load" if self.options.model == "demo" else f"serve_load_{self.options.model}"
+        (RESULTS / f"{name}.txt").write_text(self.report())
 
     def _add_costs(self, name: str, num_items: int, usage: Usage) -> None:
         costs = [*(usage.cpu_ms(kind) for kind in (*PROCESSES, "")), usage.cpu_ms()]
@@ -250,7 +273,7 @@ def main() -> None:
     )
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument(
-        "--per-request", type=int, default=16, help="items of a request, in one more round of the last"
+        "--per-request", type=int, default=8, help="items of a request, in one more round of the last"
     )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -266,16 +289,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = "demo" if options.model == "demo" else str(write_06b(Path(folder)))
         with Server({"model": {"path": path}}, start_timeout_s=300) as server:
-            bench = Bench(server, Offline(path), options)
+            bench = Bench(server, Offline(path), options, about)
+            bench.measure_idle()
             for workload in options.workloads:
                 bench.run(workload, 1)
+                bench.keep()
             bench.run(options.workloads[-1], options.per_request)
-    costs = table(("CPU ms/item", *PROCESSES, "Ray, Mooncake", "all", "offline"), bench.costs)
-    ratios = table(("closed loop to offline", "items/s", "CPU", "goals"), bench.ratios)
-    text = f"{about}, {load_average()} at the end\n\n{table(HEADER, bench.rows)}\n\n{costs}\n\n{ratios}\n"
-    print(text)
-    name = "serve_load" if options.model == "demo" else f"serve_load_{options.model}"
-    (RESULTS / f"{name}.txt").write_text(text)
+            bench.keep()
+    print(bench.report())
 
 
 def write_06b(folder: Path) -> Path:

@@ -67,12 +67,13 @@ async def call(handle: DeploymentHandle, method: str, *args: Any) -> Any:
     raise AssertionError("the loop returns or raises")
 
 
-async def ready(handle: DeploymentHandle) -> bool:
+async def ready(handle: DeploymentHandle, *, may_be_none: bool = False) -> bool:
     """Whether a stage does without its store. Raises StageUnavailable when it cannot serve.
 
-    A stage that is known to have no replica, by its autoscaling, can serve, and is not woken by the question.
+    may_be_none: for a stage whose live replicas are known (see `membership`). One that autoscaling has left
+    without any can serve, and is not woken by the question.
     """
-    if not live_replicas(handle.app_name, handle.deployment_name) and await _is_scaled_to_zero(handle):
+    if may_be_none and await _is_scaled_to_zero(handle):
         return False
     return bool(await call(handle, "ready"))
 
@@ -87,6 +88,9 @@ async def every_stats(handle: DeploymentHandle) -> list[dict[str, Any]]:
 
 
 async def _is_scaled_to_zero(handle: DeploymentHandle) -> bool:
+    """Asks Serve's controller, but only when no replica is known."""
+    if live_replicas(handle.app_name, handle.deployment_name):
+        return False
     status = await asyncio.to_thread(serve.status)
     deployment = status.applications[handle.app_name].deployments[handle.deployment_name]
     is_well = deployment.status in (DeploymentStatus.HEALTHY, DeploymentStatus.DOWNSCALING)

@@ -114,7 +114,9 @@ class Ingress:
         """Raises StageUnavailable unless every stage can serve; says when one does without its store."""
         try:
             async with asyncio.timeout(STATUS_TIMEOUT_S):
-                degraded = await asyncio.gather(*map(ready, self._stages.values()))
+                degraded = await asyncio.gather(
+                    *(ready(handle, may_be_none=name == "encoder") for name, handle in self._stages.items())
+                )
         except TimeoutError:
             raise StageUnavailable(f"a stage did not answer within {STATUS_TIMEOUT_S} s") from None
         return {"status": "degraded" if any(degraded) else "ok"}
