@@ -2,11 +2,12 @@
 
     python -m benchmarks.request_profile [--model 0.6b]
 
-Starts configs/epd.yaml and sends requests of one item, one after the other: first alone, then while a closed
-loop of 8 sends mixed items. `X-EPD-Timing` of each answer is what Ingress and the stages measured. `outside`
-is what the client waited beyond Ingress's total: HTTP, Serve's proxy, JSON. `hops` is what of that total no
-step accounts for: calls between the stages. `floor` is the packed forward of the item in this process, with
-nothing around it, one thread, measured between the two. Medians in milliseconds.
+Starts configs/epd.yaml, behind Serve's own proxy and then behind HAProxy, and sends requests of one item, one
+after the other: first alone, then while a closed loop of 8 sends mixed items. `X-EPD-Timing` of each answer is
+what Ingress and the stages measured. `outside` is what the client waited beyond Ingress's total: HTTP, the
+proxy, JSON. `hops` is what of that total no step accounts for: calls between the stages. `floor` is the packed
+forward of the item in this process, with nothing around it, one thread, measured between the two. Medians in
+milliseconds.
 Keeps what it printed in benchmarks/results/request_profile.txt, or request_profile_0.6b.txt.
 """
 
@@ -19,7 +20,7 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -34,9 +35,11 @@ from benchmarks.load_items import Item, Items, bodies, mixed, new_pictures, shor
 from benchmarks.offline import Offline
 from benchmarks.report import RESULTS, load_average, machine, table
 from benchmarks.serve_load import write_06b
+from epd.deployments.replica import HAPROXY_FLAGS
 from tests.cluster.server import Server
 
 CONCURRENCY = 8
+PROXIES: dict[str, dict[str, str]] = {"Serve's proxy": {}, "HAProxy": HAPROXY_FLAGS}
 STEPS = (
     *("client", "outside", "prepare", "lookup"),
     *("encoder_decode", "encoder_queue", "encoder_encode", "encoder_copy", "encoder_publish"),
@@ -132,33 +135,54 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
     about = machine(f"{os.cpu_count()} CPUs", f"torch {torch.__version__}", f"model {options.model}")
-    rng = random.Random(0)
-    columns: list[tuple[str, Timings]] = []
+    cases: list[tuple[str, Timings]] = []
     with tempfile.TemporaryDirectory() as folder:
         path = "demo" if options.model == "demo" else str(write_06b(Path(folder)))
-        with Server({"model": {"path": path}}, start_timeout_s=300) as server:
-            offline = Offline(path)
-            asyncio.run(closed_loop_once(server, mixed(rng)))
-            for name, items in kinds(rng, options.count).items():
-                ask(server, items[:1])
-                columns.append((f"{name}, alone", _medians(ask(server, items)) | floor(offline, items)))
-            with load(server, mixed(random.Random(1))):
-                for name, items in kinds(rng, options.count).items():
-                    ask(server, items[:1])
-                    columns.append((f"{name}, loaded", _medians(ask(server, items))))
+        offline = Offline(path)
+        for proxy, flags in PROXIES.items():
+            with environment(flags), Server({"model": {"path": path}}, start_timeout_s=300) as server:
+                cases += profile(server, offline, proxy, options.count)
     rows = [
-        [step, *(f"{timings[step]:.2f}" if step in timings else "" for _, timings in columns)]
-        for step in STEPS
+        [name, *(f"{times[step]:.2f}" if step in times else "" for step in STEPS)] for name, times in cases
     ]
-    header = ("milliseconds", *(name for name, _ in columns))
+    header = ("milliseconds", *(step.replace("_", " ") for step in STEPS))
     text = f"{about}, {load_average()} at the end\n\n{table(header, rows)}\n"
     print(text)
     name = "request_profile" if options.model == "demo" else f"request_profile_{options.model}"
     (RESULTS / f"{name}.txt").write_text(text)
 
 
+def profile(server: Server, offline: Offline, proxy: str, count: int) -> list[tuple[str, Timings]]:
+    """Each kind of request alone, then each amid others."""
+    rng = random.Random(0)
+    cases = []
+    asyncio.run(closed_loop_once(server, mixed(rng)))
+    for name, items in kinds(rng, count + 1).items():
+        ask(server, items[:1])  # the first makes the known picture known
+        alone = _medians(ask(server, items[1:]))
+        cases.append((f"{proxy}, alone: {name}", alone | floor(offline, items)))
+    with load(server, mixed(random.Random(1))):
+        for name, items in kinds(rng, count + 1).items():
+            ask(server, items[:1])
+            cases.append((f"{proxy}, loaded: {name}", _medians(ask(server, items[1:]))))
+    return cases
+
+
+@contextmanager
+def environment(flags: Mapping[str, str]) -> Iterator[None]:
+    """The flags in this process's environment, for the server that is started meanwhile."""
+    before = dict(os.environ)
+    os.environ.update(flags)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
 def _medians(found: Sequence[Timings]) -> Timings:
-    return {step: median(timings.get(step, 0.0) for timings in found) for step in found[0]}
+    steps = {step: None for timings in found for step in timings}
+    return {step: median(timings.get(step, 0.0) for timings in found) for step in steps}
 
 
 if __name__ == "__main__":
