@@ -53,7 +53,9 @@ bench: setup
 	$(BIN)/python -m benchmarks.skip_kv
 	$(BIN)/python -m benchmarks.sizing
 	$(BIN)/python -m benchmarks.fleet
+	$(BIN)/python -m benchmarks.host_sharing
 	$(BIN)/python -m benchmarks.serve_load
+	$(BIN)/python -m benchmarks.request_profile
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info

@@ -4,8 +4,8 @@
 
 Starts configs/epd.yaml, behind Serve's own proxy and then behind HAProxy, and sends requests of one item, one
 after the other: first alone, then while a closed loop of 8 sends mixed items. What Ingress and the stages
-measured comes from `X-EPD-Timing`. `outside` is what the client waited beyond Ingress's total: HTTP, the proxy,
-JSON. `hops` is what of that total no step accounts for: calls between the stages. `floor` is the packed forward
+measured comes from `X-EPD-Timing`. `outside` is what the client waited beyond Ingress's total: HTTP, proxy,
+JSON. `hops` is what of that total no step accounts for: calls between stages. `floor` is the packed forward
 of the item in this process, with nothing around it, one thread, measured between the two. Medians.
 Keeps what it printed in benchmarks/results/request_profile.txt, or request_profile_0.6b.txt.
 """
