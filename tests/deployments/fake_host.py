@@ -97,3 +97,4 @@ async def _send(writer: asyncio.StreamWriter, head: str, body: bytes = b"") -> N
 async def _write(writer: asyncio.StreamWriter, data: bytes) -> None:
     writer.write(data)
     await writer.drain()
+    await asyncio.sleep(0)  # the client, on the same loop, has its turn also while the socket takes more
