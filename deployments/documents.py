@@ -54,7 +54,8 @@ def read_document(body: bytes | bytearray, kind: str) -> Any:
     except UnicodeDecodeError as error:
         raise MalformedBody(f"the body is not valid UTF-8 at byte {error.start}") from None
     except json.JSONDecodeError as error:
-        raise MalformedBody(f"the body is not valid JSON: {error.msg} at character {error.pos}") from None
+        reason = error.msg.removesuffix(" at")
+        raise MalformedBody(f"the body is not valid JSON: {reason} at character {error.pos}") from None
     except RecursionError:
         raise MalformedBody("the body is nested too deep") from None
     except (ValueError, msgpack.UnpackException) as error:

@@ -19,6 +19,7 @@ from epd.deployments.clients import (
     ready,
 )
 from epd.deployments.directory import StoreDirectory
+from epd.deployments.draining import InProgress
 from epd.deployments.errors import StageUnavailable
 from epd.deployments.fetch import UrlFetcher
 from epd.deployments.items import parse_input
@@ -52,6 +53,7 @@ class Ingress:
     ) -> None:
         prepare_replica()
         self.settings = settings
+        self._in_progress = InProgress()
         self.gate = Gate(settings.auth, os.environ)
         stages = {"embedder": embedder, "encoder": encoder, "store": store}
         self._stages = {name: handle for name, handle in stages.items() if handle is not None}
@@ -104,11 +106,17 @@ class Ingress:
             instruction=instruction,
             allow_urls=self.settings.fetch.enabled,
         )
-        return (await self._service.embed(parsed, dimensions, cache_salt)).vectors
+        with self._in_progress.request():
+            return (await self._service.embed(parsed, dimensions, cache_salt)).vectors
 
     async def embed_request(self, request: EmbeddingRequest) -> Embedded:
         """The HTTP API: see `epd.deployments.http`."""
-        return await self._service.embed(request.items, request.dimensions, request.cache_salt)
+        with self._in_progress.request():
+            return await self._service.embed(request.items, request.dimensions, request.cache_salt)
+
+    async def drain(self) -> None:
+        """Turns new requests away (503), and returns when those in progress have ended."""
+        await self._in_progress.drain()
 
     async def health(self) -> dict[str, Any]:
         """Raises StageUnavailable unless every stage can serve; says when one does without its store."""

@@ -130,7 +130,7 @@ class ItemParser:
             if not _is_int(token):
                 raise RequestError(f"expected a token id, got {kind(token)}", f"{param}[{i}]")
             if not 0 <= token <= _LARGEST_TOKEN_ID:
-                raise RequestError("the token id is out of range", f"{param}[{i}]")
+                raise RequestError(f"a token id must be between 0 and {_LARGEST_TOKEN_ID}", f"{param}[{i}]")
             token_ids.append(token)
         if not token_ids:
             raise RequestError("the list of token ids is empty", param)

@@ -1,8 +1,8 @@
 """`serve run`, but Ctrl-C lets what is in flight end: `python -m epd.deployments.run config.yaml`.
 
-Serve's own command takes its HTTP proxy down at once, and every connection with it. Deleting the applications
-first makes Serve take no new requests, wait for those in the replicas, Ingress before the stages behind it,
-and answer them; see `graceful_shutdown_timeout_s` of each deployment for how long.
+Serve's own command takes its HTTP proxy down at once, and every connection with it. Here Ingress first turns
+new requests away and ends those it has, while the stages behind it still run: Serve would end all deployments
+at once. Then the applications are deleted, which lets the last answers out.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from types import FrameType
 import ray
 from ray import serve
 from ray.serve.scripts import cli
+
+# Longest wait for requests in flight; they have deadlines of their own (`limits.request_timeout_s`).
+_DRAIN_S = 60.0
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -29,6 +32,10 @@ def _drain(_number: int, _frame: FrameType | None) -> None:
     if ray.is_initialized():
         for name in serve.status().applications:
             print(f"letting {name} end what is in flight", file=sys.stderr)
+            try:
+                serve.get_app_handle(name).broadcast("drain").results(timeout_s=_DRAIN_S)
+            except Exception as error:  # noqa: BLE001  whatever it was, the end goes on
+                print(f"{name} was not drained: {error}", file=sys.stderr)
             try:
                 serve.delete(name)
             except TimeoutError as error:

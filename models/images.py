@@ -98,7 +98,7 @@ class ImagePreprocessor:
         except UnidentifiedImageError:
             raise InvalidItem(f"{len(data)} bytes that are no picture of a known format") from None
         except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-            raise InvalidItem("the picture has too many pixels") from None
+            raise InvalidItem(f"the picture has more pixels than the limit of {self._max_pixels}") from None
         except _BROKEN as error:
             raise InvalidItem(f"the picture cannot be decoded ({type(error).__name__})") from None
 

@@ -178,3 +178,12 @@ def test_what_cannot_work_is_said_in_one_line(
     assert main(["embed", str(tmp_path), *arguments]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert words in line
+
+
+def test_the_shipped_shapes_are_found_by_their_names(capsys: pytest.CaptureFixture[str]) -> None:
+    """The first command of the README ranks the right picture first, for every one of them."""
+    folder = Path(__file__).parents[2] / "examples/shapes"
+    for path in sorted(folder.iterdir()):
+        colour, shape = path.stem.split("-")
+        assert main(["embed", str(folder), "--query", f"a {colour} {shape}", "--local"]) == 0
+        assert capsys.readouterr().out.splitlines()[0].endswith(path.name)
