@@ -11,10 +11,12 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from shlex import quote
 from typing import TypeVar
 
 Result = TypeVar("Result")
@@ -122,7 +124,7 @@ class Pod(Process):
     ) -> None:
         self._logs = logs
         alone = ("--mount", "--ipc", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc")
-        mounts = 'mount -t tmpfs none /tmp; mount -t tmpfs none /dev/shm; exec "$@"'
+        mounts = "; ".join([*_own_tmp(), "mount -t tmpfs none /dev/shm", 'exec "$@"'])
         entered = ["ip", "netns", "exec", namespace, "unshare", *alone, "sh", "-ec", mounts, "sh"]
         super().__init__(logs / f"{name}.log", [*entered, *command], env)
 
@@ -142,6 +144,20 @@ class Pod(Process):
         pid = self._process.pid
         (first,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         return first
+
+
+def _own_tmp() -> Iterator[str]:
+    """Commands that give a pod a `/tmp` of its own; in it, should they lie there, our code and its Python."""
+    code = (Path(__file__).resolve().parents[2], Path(sys.prefix), Path(sys.base_prefix))
+    kept = sorted({str(path) for path in code if path.is_relative_to("/tmp")})
+    if kept:
+        yield "mount --rbind /tmp /mnt"
+    yield "mount -t tmpfs none /tmp"
+    for path in kept:
+        seen = path.replace("/tmp", "/mnt", 1)
+        yield f"mkdir -p {quote(path)}; mount --bind {quote(seen)} {quote(path)}"
+    if kept:
+        yield "umount --lazy /mnt"
 
 
 @contextmanager
