@@ -18,6 +18,7 @@ from benchmarks.report import table
 from epd.cache.kv.base import KVShape
 from epd.cache.kv.noop import NoOpKVPool
 from epd.cache.kv.paged import PagedKVPool
+from tests.memory import resident
 
 # num_hidden_layers, num_key_value_heads and head_dim of each model's config.json.
 SHAPES = {
@@ -29,12 +30,6 @@ ALLOCATED, COMPUTED = 16_384, 262_144
 PAGE = 16
 HEADER = ("model, bfloat16", "tokens", "paged bytes", "none bytes", "placeholder", "paged resident")
 RESULTS = Path(__file__).parent / "results"
-
-
-def resident() -> int:
-    """Bytes of this process in memory."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * 4096
 
 
 def measured_row(name: str, shape: KVShape) -> list[str]:

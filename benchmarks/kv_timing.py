@@ -16,6 +16,7 @@ import torch
 from transformers import Qwen3Config, Qwen3Model
 
 from benchmarks.report import machine
+from benchmarks.shapes import SHAPE_06B
 from epd.cache.kv.base import KVShape
 from epd.cache.kv.leases import KVPages
 from epd.cache.kv.paged import PagedKVPool
@@ -29,9 +30,10 @@ from epd.models.prefill import PrefillRunner, build_runner
 from epd.models.qwen3 import Qwen3LanguageModel
 from epd.models.types import TokenSequence
 
-# Qwen3-Embedding-0.6B (its config.json), vocabulary cut down.
+# Vocabulary cut down.
 VOCABULARY = 1000
-LAYERS, HEADS, KV_HEADS, HEAD_SIZE = 28, 16, 8, 128
+LAYERS, HEADS = SHAPE_06B["num_hidden_layers"], SHAPE_06B["num_attention_heads"]
+KV_HEADS, HEAD_SIZE = SHAPE_06B["num_key_value_heads"], SHAPE_06B["head_dim"]
 KV_SHAPE = KVShape(LAYERS, KV_HEADS, HEAD_SIZE, HEAD_SIZE)
 CONFIG: dict[str, Any] = {"model_type": "qwen3", "num_attention_heads": HEADS}
 
@@ -71,15 +73,7 @@ class ForwardTimes:
 
 def make_model(dtype: torch.dtype, device: str) -> Qwen3LanguageModel:
     """The 0.6B shape with random weights: each layer has its own copy, as reading them takes time."""
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=1024,
-        intermediate_size=3072,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        num_key_value_heads=KV_HEADS,
-        head_dim=HEAD_SIZE,
-    )
+    config = Qwen3Config(vocab_size=VOCABULARY, **SHAPE_06B)
     config.num_hidden_layers = 1
     torch.manual_seed(0)
     model = Qwen3Model._from_config(config, attn_implementation=IMPLEMENTATION, dtype=dtype).eval()

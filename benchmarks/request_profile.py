@@ -19,12 +19,13 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from statistics import median
 from threading import Thread
+from unittest.mock import patch
 from urllib.parse import urlsplit
 
 import torch
@@ -139,7 +140,10 @@ def main() -> None:
         path = "demo" if options.model == "demo" else str(write_06b(Path(folder)))
         offline = Offline(path)
         for proxy, flags in PROXIES.items():
-            with environment(flags), Server({"model": {"path": path}}, start_timeout_s=300) as server:
+            with (
+                patch.dict(os.environ, flags),
+                Server({"model": {"path": path}}, start_timeout_s=300) as server,
+            ):
                 cases += profile(server, offline, proxy, options.count)
     rows = [
         [name, *(f"{times[step]:.2f}" if step in times else "" for step in STEPS)] for name, times in cases
@@ -165,18 +169,6 @@ def profile(server: Server, offline: Offline, proxy: str, count: int) -> list[tu
             ask(server, items[:1])
             cases.append((f"{proxy}, loaded: {name}", _medians(ask(server, items[1:]))))
     return cases
-
-
-@contextmanager
-def environment(flags: Mapping[str, str]) -> Iterator[None]:
-    """The flags in this process's environment, for the server that is started meanwhile."""
-    before = dict(os.environ)
-    os.environ.update(flags)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 def _medians(found: Sequence[Timings]) -> Timings:

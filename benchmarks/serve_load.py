@@ -40,20 +40,13 @@ from benchmarks.http_load import Connections, Sample, beside, closed_loop, open_
 from benchmarks.load_items import WORDS, WORKLOADS, Item, bodies
 from benchmarks.offline import Offline
 from benchmarks.report import RESULTS, load_average, machine, table
+from benchmarks.shapes import SHAPE_06B
 from epd.demo.checkpoint_format import default_corpus, write_checkpoint
 from epd.deployments.settings import Settings
 from tests.cluster.server import Server
 
 THREADS = 1
 GOAL_CPU, GOAL_THROUGHPUT = 1.15, 0.85
-TEXT_06B = {
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-}
 VISION_B = {
     "depth": 12,
     "hidden_size": 768,
@@ -300,9 +293,9 @@ def main() -> None:
 
 
 def write_06b(folder: Path) -> Path:
-    """A checkpoint of TEXT_06B and VISION_B with random weights; returns its folder."""
+    """A checkpoint of SHAPE_06B and VISION_B with random weights; returns its folder."""
     corpus = [*default_corpus(), *(" ".join(WORDS) for _ in range(20))]
-    return write_checkpoint(folder, text=TEXT_06B, vision=VISION_B, corpus=corpus)
+    return write_checkpoint(folder, text=SHAPE_06B, vision=VISION_B, corpus=corpus)
 
 
 if __name__ == "__main__":

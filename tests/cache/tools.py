@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +13,7 @@ from epd.cache.keys import media_key
 from epd.cache.pool import PagePool
 from epd.cache.stores.base import Store
 from epd.cache.types import MediaGrid, RowLayout, Wanted
+from tests.memory import resident
 
 LAYOUT = RowLayout(row_dim=8, dtype=torch.float32)
 PAGE_TOKENS = 2
@@ -70,12 +69,6 @@ def loaded(cache: EmbeddingCache, handles: list[Handle]) -> torch.Tensor:
     return dst
 
 
-def resident_bytes() -> int:
-    """Memory of this process that is in use."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * 4096
-
-
 async def soak(store: Store, count: int, most_growth: int) -> None:
     """`count` distinct entries through a small pool; memory after the second half is as after the first."""
     cache, encoder = make_cache(store, num_pages=64), FakeEncoder()
@@ -84,8 +77,7 @@ async def soak(store: Store, count: int, most_growth: int) -> None:
         for number in range(half * count // 2, (half + 1) * count // 2, 4):
             items = map(wanted, range(number, number + 4))
             cache.release((await encoder.hold(cache, *items)).values())
-        gc.collect()
-        levels.append(resident_bytes())
+        levels.append(resident())
     assert encoder.num_encoded == count
     assert levels[1] - levels[0] < most_growth
     cache.check_integrity()

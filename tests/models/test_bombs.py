@@ -10,7 +10,6 @@ from functools import partial
 import pytest
 from PIL import Image
 
-from epd.models.checkpoint import Checkpoint
 from epd.models.errors import InvalidItem
 from epd.models.images import ImagePreprocessor
 from tests.memory import peak_growth
@@ -83,11 +82,6 @@ BOMBS: dict[str, Callable[[], bytes]] = {
     "text behind": lambda: behind_pixels(png(8, 8), text_bomb(b"zTXt")),
     "profile": lambda: before_pixels(png(8, 8), text_bomb(b"iCCP")),
 }
-
-
-@pytest.fixture(scope="module")
-def images(sharded: Checkpoint) -> ImagePreprocessor:
-    return ImagePreprocessor(sharded)
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")  # as in production

@@ -24,16 +24,6 @@ ORIENTATION = 0x0112
 SIZES = [(1, 1), (28, 28), (30, 200), (200, 30), (333, 257), (640, 480), (1000, 6)]
 
 
-@pytest.fixture(scope="module")
-def images(sharded: Checkpoint) -> ImagePreprocessor:
-    return ImagePreprocessor(sharded)
-
-
-@pytest.fixture(scope="module")
-def processor(sharded: Checkpoint) -> Any:
-    return Qwen2VLImageProcessorPil.from_pretrained(sharded.folder)
-
-
 def pixels(images: ImagePreprocessor, patches: torch.Tensor) -> torch.Tensor:
     """What the vision tower sees: each byte through the table, the frame repeated."""
     channel = torch.arange(3)[:, None]

@@ -11,9 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageCms, ImageOps
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from epd.models.checkpoint import Checkpoint
 from epd.models.errors import InvalidItem
 from epd.models.images import ImagePreprocessor
 from tests.models.picture_files import (
@@ -94,16 +92,6 @@ KINDS: dict[str, list[bytes]] = {
         encoded(image, kind) for image in (P, CLEAR, P.convert("L")) for kind in ("JPEG2000", "AVIF")
     ],
 }
-
-
-@pytest.fixture(scope="module")
-def images(sharded: Checkpoint) -> ImagePreprocessor:
-    return ImagePreprocessor(sharded)
-
-
-@pytest.fixture(scope="module")
-def processor(sharded: Checkpoint) -> Any:
-    return Qwen2VLImageProcessorPil.from_pretrained(sharded.folder)
 
 
 def reference(data: bytes) -> Image.Image:
